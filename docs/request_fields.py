@@ -298,7 +298,7 @@ _MESSAGES_ANTHROPIC: dict[str, object] = {
     "cache_control": {"type": "ephemeral"},
     "container": "c",
     "context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]},
-    "diagnostics": {"a": 1},
+    "diagnostics": {"previous_message_id": None},
     "inference_geo": "eu",
     "max_tokens": 4,
     "mcp_servers": [{"type": "url"}],
@@ -364,13 +364,13 @@ DOORS = (
         "/v1/responses",
         ResponsesRequest,
         {"model": "fake", "input": "hi", "max_output_tokens": 4},
-        {"OpenAI": _RESPONSES_OPENAI, "other endpoints": _RESPONSES_OTHERS},
+        {"OpenAI": _RESPONSES_OPENAI, "other endpoints": _RESPONSES_OTHERS, "machd": _MACHD},
     ),
     Door(
         "/v1/messages",
         MessagesRequest,
         {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4},
-        {"Anthropic": _MESSAGES_ANTHROPIC, "vLLM": {"cache_salt": "salt"}},
+        {"Anthropic": _MESSAGES_ANTHROPIC, "vLLM": {"cache_salt": "salt"}, "machd": _MACHD},
     ),
 )
 

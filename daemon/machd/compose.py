@@ -27,6 +27,7 @@ from machd.errors import ConflictError
 from machd.generations.decodings import MediaRules
 from machd.generations.media_fetch import FetchRules
 from machd.generations.open_generations import GenerationLimits, OpenGenerations
+from machd.generations.prompt_fingerprints import PromptFingerprints
 from machd.generations.response_store import ResponseStore
 from machd.http.authentication import ApiKeys, HoldsToken
 from machd.http.context import ServerContext
@@ -148,6 +149,7 @@ class Parts:
             max_responses=settings.limits.max_stored_responses,
             max_bytes=settings.limits.max_stored_response_bytes,
         )
+        self._fingerprints = PromptFingerprints()
         api_keys = admit(settings)
         self._client_names = api_keys.names
         to_serve = self._parts_of_models.asked
@@ -295,6 +297,7 @@ class Parts:
             settings=settings,
             versions=installed_versions(),
             responses=self._responses,
+            fingerprints=self._fingerprints,
             models=self.models,
             services=self._parts_of_models.services,
             names=_model_names(

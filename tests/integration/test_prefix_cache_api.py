@@ -336,17 +336,33 @@ class _Blocked(FakeEngine):
 
 
 @pytest.mark.parametrize(
-    ("engine", "flags", "why"),
+    ("engine", "flags", "why", "reason"),
     [
-        (FakeEngine, {"cache__prefix": False}, "cache.prefix is off"),
-        (_Blocked, {}, "ChunkedKVCache"),
+        (FakeEngine, {"cache__prefix": False}, "cache.prefix is off", "off"),
+        (_Blocked, {}, "ChunkedKVCache", "kind_cannot"),
     ],
 )
 def test_without_a_cache_everything_says_so(
-    tmp_path: Path, engine: type[FakeEngine], flags: dict[str, object], why: str
+    tmp_path: Path, engine: type[FakeEngine], flags: dict[str, object], why: str, reason: str
 ) -> None:
-    """Stats are null, capabilities inactive, clearing clears nothing, warming is a 409."""
+    """Answers and metrics give the reason, stats are null, capabilities inactive, clearing clears nothing, warming is a 409."""
     with _running(tmp_path, lambda: engine(told), **flags) as daemon:
+        for _ in range(2):
+            answer = _diagnosed(daemon.http, LONG, return_cache_diagnosis=True)
+            said = f"{reason}; cached_tokens=0; parted_at_tokens=0"
+            assert answer.headers["X-Cache-Diagnosis"] == said
+            details = answer.json()["usage"]["prompt_tokens_details"]
+            nowhere = {"reason": reason, "parted_at_tokens": 0, "parted_at": None}
+            assert details["cache_diagnosis"] == nowhere
+        url = daemon.daemon.url
+        wait_until(
+            lambda: scrape(url, "machd_prefix_cache_misses_total", reason=reason) == 2,
+            "both are counted",
+        )
+        changed = {"continuous_batching": {"enabled": True}}
+        assert daemon.admin.patch("/admin/config", json=changed).status_code == 200
+        answer = _diagnosed(daemon.http, LONG)
+        assert answer.headers["X-Cache-Diagnosis"].startswith(f"{reason}; ")
         assert _cached(daemon.http) == _cached(daemon.http) == 0
         assert _stats(daemon)["prefix"] is None
         assert daemon.http.get("/v1/capabilities").json()["prefix_cache"]["active"] is False

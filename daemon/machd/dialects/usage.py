@@ -20,9 +20,11 @@ class PromptPlaceDetails(Struct, frozen=True, kw_only=True):
 
     Attributes:
         part: ``template`` is what the chat template writes by itself.
-        message_index: The message, from 0; of other parts the one behind them, and null behind all.
+        message_index: The request's message or item, from 0; of other parts the one behind them. Null behind all, and for one
+            that is in another field of the request.
         role: The role of that message.
-        character: Characters of the message's text before the place; null in other parts and in images.
+        character: Characters of the message's text before the place, whose blocks are joined as the template sees them; of
+            the prompt of a text. Null in other parts and in images.
         tool_index: The tool, from 0; null in other parts.
     """
 
@@ -38,8 +40,9 @@ class RemovedTextDetails(Struct, frozen=True, kw_only=True):
 
     Attributes:
         rule: Name of the rule.
-        message_index: The message that had it, from 0; null for a text of the chat template.
-        role: The role of that message.
+        message_index: The request's message or item that had it, from 0; null for one in another field, and for a text of the
+            chat template.
+        role: The role of that message; null for a text of the chat template.
         characters: Its length.
     """
 
@@ -54,7 +57,7 @@ class CacheDiagnosisDetails(Struct, frozen=True, kw_only=True):
 
     Attributes:
         parted_at_tokens: Tokens in common with a text that is kept.
-        parted_at: The same place in the conversation; null where that is not known, and of a text.
+        parted_at: The same place in the conversation or text; null where that is not known.
         normalised: What the operator's rules took out of the prompt; left out where that is nothing.
     """
 
@@ -62,6 +65,19 @@ class CacheDiagnosisDetails(Struct, frozen=True, kw_only=True):
     parted_at_tokens: int
     parted_at: PromptPlaceDetails | None
     normalised: list[RemovedTextDetails] | UnsetType = UNSET
+
+    @classmethod
+    def of(cls, usage: GenerationUsage, *, is_asked: bool) -> Self | UnsetType:
+        """Return what is known of a generation's first prompt, if a client asks."""
+        told, place = usage.diagnosis, usage.parted_at
+        if told is None or not is_asked:
+            return UNSET
+        return cls(
+            reason=told.client_reason,
+            parted_at_tokens=told.parted_at_tokens,
+            parted_at=None if place is None else PromptPlaceDetails(**asdict(place)),
+            normalised=[RemovedTextDetails(**asdict(one)) for one in usage.removed] or UNSET,
+        )
 
 
 class PromptTokensDetails(Struct, frozen=True, kw_only=True):
@@ -108,24 +124,12 @@ class Usage(Struct, frozen=True, kw_only=True):
             total_tokens=usage.prompt_tokens + usage.completion_tokens,
             prompt_tokens_details=PromptTokensDetails(
                 cached_tokens=usage.cached_tokens,
-                cache_diagnosis=_diagnosis(usage) if tells_cache else UNSET,
+                cache_diagnosis=CacheDiagnosisDetails.of(usage, is_asked=tells_cache),
             ),
             completion_tokens_details=CompletionTokensDetails(
                 reasoning_tokens=usage.reasoning_tokens
             ),
         )
-
-
-def _diagnosis(usage: GenerationUsage) -> CacheDiagnosisDetails | UnsetType:
-    told, place = usage.diagnosis, usage.parted_at
-    if told is None:
-        return UNSET
-    return CacheDiagnosisDetails(
-        reason=told.client_reason,
-        parted_at_tokens=told.parted_at_tokens,
-        parted_at=None if place is None else PromptPlaceDetails(**asdict(place)),
-        normalised=[RemovedTextDetails(**asdict(one)) for one in usage.removed] or UNSET,
-    )
 
 
 def wire_finish_reason(reason: str | None) -> FinishReason | None:

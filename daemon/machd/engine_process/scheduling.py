@@ -16,7 +16,7 @@ from machd.link.state import ServedState
 from machd.scheduler.admission import Batching, KvBudget, KvPolicy
 from machd.scheduler.block_observer import BlockObserver
 from machd.scheduler.config import SchedulerConfig, continuous, single_flight
-from machd.scheduler.events import DecodeMode, Event
+from machd.scheduler.events import CacheReason, DecodeMode, Event
 from machd.scheduler.prefix_cache import PrefixCache
 from machd.scheduler.prefix_limits import BlockCosts, PrefixConfig, PrefixLimits
 from machd.scheduler.scheduler import Scheduler
@@ -77,8 +77,9 @@ class ModelScheduling:
 
     def scheduler(self, engine: Engine, state: ServedState, settings: Settings) -> Scheduler:
         """Make the scheduler of an engine that has just been loaded."""
-        prefixes = self._prefix_cache(engine, state, settings)
-        return Scheduler(self.config(state, settings), prefixes, engine.adapters)
+        scheduler = Scheduler(self.config(state, settings), adapters=engine.adapters)
+        self._set_prefix_cache(scheduler, engine, state, settings)
+        return scheduler
 
     def config(self, state: ServedState, settings: Settings) -> SchedulerConfig:
         """Return the scheduler config that the settings ask for and the model allows."""
@@ -107,10 +108,16 @@ class ModelScheduling:
             engine.reset(max_rows=config.slot_count)
             events = scheduler.apply_config(config, now_s)
         if scheduler.prefix_reading is None:
-            scheduler.set_prefix_cache(self._prefix_cache(engine, state, settings))
+            self._set_prefix_cache(scheduler, engine, state, settings)
         else:
             scheduler.set_prefix_limits(self.prefix_limits(state, settings))
         return events
+
+    def _set_prefix_cache(
+        self, scheduler: Scheduler, engine: Engine, state: ServedState, settings: Settings
+    ) -> None:
+        without = CacheReason.KIND_CANNOT if settings.cache.prefix else CacheReason.OFF
+        scheduler.set_prefix_cache(self._prefix_cache(engine, state, settings), without)
 
     def _prefix_cache(
         self, engine: Engine, state: ServedState, settings: Settings

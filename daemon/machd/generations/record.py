@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from machd.errors import AbortError, MachdError, UnavailableError
 from machd.generations.trace_context import TraceContext
-from machd.scheduler.events import CacheReason, DecodeMode
+from machd.scheduler.events import CacheReason, DecodeMode, FinishReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,3 +79,16 @@ class RequestObserver(Protocol):
     def on_request(self, record: RequestRecord) -> None:
         """Receive a record; must be quick and must not raise."""
         ...
+
+
+def finish_reason(reason: str | None, error: MachdError | None) -> str:
+    """Return the finish reason of a request's record; ``reason`` is that of its first choice, None without one."""
+    match error:
+        case None:
+            return reason or FinishReason.ABORT.value
+        case UnavailableError():
+            return "reject"
+        case AbortError():
+            return FinishReason.ABORT.value
+        case _:
+            return FinishReason.ERROR.value

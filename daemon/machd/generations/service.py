@@ -24,7 +24,8 @@ from machd.errors import (
 )
 from machd.generations.encodings import Encodings
 from machd.generations.fanout import Fanout
-from machd.generations.generation import Generation, GenerationIdentity
+from machd.generations.generation import Generation
+from machd.generations.identity import GenerationIdentity
 from machd.generations.open_generations import GenerationLimits, OpenGenerations
 from machd.reading.conversation import PreparedConversation, prepare_conversation
 from machd.reading.guidance import NO_GUIDANCE, Guidance
@@ -191,7 +192,7 @@ class GenerationService:
             prompt_param: The request field that the prompts came from, for errors about them.
             guidance: Grammar and thinking of the completions, and how they are split.
             media: Images and videos of the one prompt that has any.
-            places: Places of the first prompt's tokens in its conversation; None if no place is to be told.
+            places: Places of the first prompt's tokens in its conversation or text; None if no place is to be told.
             removed: What rules took out of the first prompt.
 
         Raises:

@@ -9,6 +9,7 @@ from litestar.types import Scope
 
 from machd.capabilities.versions import Versions
 from machd.clock import Clock
+from machd.generations.prompt_fingerprints import PromptFingerprints
 from machd.generations.response_store import ResponseStore
 from machd.generations.service import GenerationService
 from machd.http.asked_models import (
@@ -53,6 +54,7 @@ class ServerContext:
     services: Mapping[NamedModel, GenerationService]
     names: ModelNames = field(default_factory=ModelNames)
     downloads: Downloads = field(default_factory=Downloads)
+    fingerprints: PromptFingerprints = field(default_factory=PromptFingerprints)
     adapters: AdapterSet = field(default_factory=lambda: AdapterSet(NO_ADAPTER_FILES))
     model: NamedModel | None = None
     own_service: GenerationService | None = None

@@ -16,7 +16,8 @@ import structlog
 from litestar.types import Receive, Scope, Send
 
 from machd.errors import ClientDisconnectedError, ClientStalledError, MachdError, RowFaultError
-from machd.generations.generation import ChoiceDelta, Generation, GenerationUsage
+from machd.generations.choice import ChoiceDelta
+from machd.generations.generation import Generation, GenerationUsage
 from machd.http.answering import connection_of
 from machd.http.pacing import Pacer, merge_deltas
 from machd.panics import ENDINGS
@@ -24,7 +25,7 @@ from machd.scheduler.events import SequenceAdmitted
 
 _ROW_FAULT = "the generation failed inside the server"
 _UNKNOWN = "unknown"
-"""The reason before a prompt was looked up, and without a prefix cache."""
+"""The reason before a prompt was looked up."""
 
 _Headers = list[tuple[bytes, bytes]]
 

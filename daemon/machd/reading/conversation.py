@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -80,13 +80,20 @@ def prepare_conversation(
     """
     tokenizer = front.tokenizer
     calls = _Calls.of(conversation, tokenizer)
-    normalised = NormalisedMessages(conversation.messages, rules)
+    normalised = NormalisedMessages(
+        conversation.messages, rules, indices=conversation.message_indices
+    )
     conversation = replace(conversation, messages=normalised.messages)
     is_dated = writes_date(tokenizer, rules)
 
-    def rendered(messages: list[dict[str, object]], *, is_dated: bool = is_dated) -> str:
+    def rendered(
+        messages: list[dict[str, object]],
+        tools: Sequence[Mapping[str, object]] = calls.tools,
+        *,
+        is_dated: bool = is_dated,
+    ) -> str:
         shown = replace(conversation, messages=messages)
-        return _rendered(shown, tokenizer, calls, is_dated=is_dated)
+        return _rendered(shown, tokenizer, replace(calls, tools=tuple(tools)), is_dated=is_dated)
 
     # The template writes the special tokens itself.
     encode = partial(tokenizer.encode, add_special_tokens=False)
@@ -132,7 +139,12 @@ def prepare_conversation(
     elif conversation.is_located:
         pieces = [tokenizer.token_bytes(one) for one in prompt.keys]
         places = prompt_places(
-            conversation.messages, kept, prompt.text, pieces, tools=calls.tools, render=rendered
+            conversation.messages,
+            kept,
+            prompt.text,
+            pieces,
+            tools=calls.tools,
+            render=rendered,
         )
     return PreparedConversation(
         prompt.keys,

@@ -10,7 +10,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from machd.reading.prompt_places import Messages, Places, PromptPlace
+from machd.reading.prompt_marks import Messages
+from machd.reading.prompt_places import Places, PromptPlace
 from machd.reading.prompt_rules import PROMPT_RULES, PromptRule, RulePosition
 from machd.settings.cache import PromptRuleName
 
@@ -22,8 +23,9 @@ class RemovedText:
     """A text that a rule took out of a prompt.
 
     Attributes:
-        message_index: Index of the message that had it; None for a text of the chat template.
-        role: The role of that message; None as above.
+        message_index: Index in the request of the message that had it; None for one in another field of the request, and for
+            a text of the chat template.
+        role: The role of that message; None for a text of the chat template.
         characters: Its length.
     """
 
@@ -51,15 +53,27 @@ class NormalisedMessages:
         removed: What was taken out, in the order of messages.
     """
 
-    def __init__(self, messages: Messages, rules: Collection[PromptRuleName]) -> None:
-        """Apply the rules of these names."""
+    def __init__(
+        self,
+        messages: Messages,
+        rules: Collection[PromptRuleName],
+        *,
+        indices: Sequence[int | None] | None = None,
+    ) -> None:
+        """Apply the rules of these names; ``indices`` are the messages' in the request, where they are others."""
+        self._in_request = range(len(messages)) if indices is None else indices
         self._cuts = _found(messages, rules)
         self.messages = messages
         self._indices: Sequence[int] = range(len(messages))
         if self._cuts:
             self._cut_out()
         self.removed = tuple(
-            RemovedText(one.rule, index, str(messages[index]["role"]), one.stop - one.start)
+            RemovedText(
+                one.rule,
+                self._in_request[index],
+                str(messages[index]["role"]),
+                one.stop - one.start,
+            )
             for index, cuts in self._cuts.items()
             for one in cuts
         )
@@ -83,7 +97,7 @@ class NormalisedMessages:
             for cut in self._cuts.get(index, ()):
                 if character >= cut.start:
                     character += cut.stop - cut.start
-        return replace(place, message_index=index, character=character)
+        return replace(place, message_index=self._in_request[index], character=character)
 
 
 class PlacesInRequest:

@@ -6,7 +6,7 @@ prompt, the grammar, how the answer is read) is worked out once, in :mod:`machd.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
@@ -97,6 +97,8 @@ class Conversation:
         prediction: A text that the answer may repeat: it changes no token, only how fast they come.
         continues_final_message: The answer goes on where the last message, an assistant's, stops.
         is_located: The answer is to tell a place of the prompt in the conversation.
+        message_indices: Of each message, the index in the request of the message or item that it begins with; None for one
+            that the request has in another field. None as a whole where the messages are those of the request.
     """
 
     messages: list[dict[str, object]]
@@ -109,5 +111,6 @@ class Conversation:
     template_variables: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
     continues_final_message: bool = False
     is_located: bool = False
+    message_indices: Sequence[int | None] | None = field(default=None, compare=False)
     max_prompt_tokens: int | None = None
     prediction: str | None = None

@@ -62,7 +62,10 @@ class CacheReason(StrEnum):
     """More was computed in another namespace. Never told to a client: it would show what others have asked."""
 
     KIND_CANNOT = "kind_cannot"
-    """More is kept, and a cache with state or windows cannot begin in the middle of it."""
+    """More is kept, and a cache with state or windows cannot begin in the middle of it; or the model's caches cannot be kept at all."""
+
+    OFF = "off"
+    """The settings ask for no prefix cache."""
 
     PROMPT_LOGPROBS = "prompt_logprobs"
     """Log-probabilities of the prompt need every token computed."""
@@ -128,6 +131,9 @@ class SequenceResumed(Struct, frozen=True, tag=True, array_like=True, gc=False):
     request_id: str = ""
 
 
+_UNCOMPARED = frozenset({CacheReason.OFF, CacheReason.KIND_CANNOT, CacheReason.PROMPT_LOGPROBS})
+
+
 class CacheDiagnosis(Struct, frozen=True, array_like=True, gc=False):
     """What the prefix cache had of a prompt, and why not more.
 
@@ -142,6 +148,11 @@ class CacheDiagnosis(Struct, frozen=True, array_like=True, gc=False):
     parted_at_tokens: int
     reason: CacheReason
     client_reason: CacheReason
+
+    @property
+    def is_compared(self) -> bool:
+        """False where the prompt was compared with no kept text, so that it has no place at which it parted from one."""
+        return self.parted_at_tokens > 0 or self.client_reason not in _UNCOMPARED
 
 
 class PromptLookedUp(Struct, frozen=True, tag=True, array_like=True, gc=False):

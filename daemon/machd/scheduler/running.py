@@ -10,6 +10,7 @@ from machd.engine.protocol.step import Lane, RowFault, StepPlan, StepResult
 from machd.errors import AdapterError, MachdError, OverloadedError, RequestError, RowFaultError
 from machd.scheduler.common_prefixes import Sharing
 from machd.scheduler.config import SchedulerConfig
+from machd.scheduler.events import CacheDiagnosis
 from machd.scheduler.prefix_cache import PrefixCache
 from machd.scheduler.reservations import Reservations
 from machd.scheduler.sequence import Sequence
@@ -25,6 +26,7 @@ class RunningSequences:
         slots: Their slots, and those that the engine has still to free.
         reservations: Their KV reservations.
         prefixes: Prefix cache; None to compute every prompt whole.
+        uncached: Diagnosis of prompts without a prefix cache; None to tell none.
         max_count: Sequences that may run together: fewer than slots after memory ran out.
     """
 
@@ -35,6 +37,7 @@ class RunningSequences:
         self.slots = Slots(config.slot_count)
         self.reservations = Reservations(config.kv, max_rows=config.slot_count)
         self.prefixes = prefixes
+        self.uncached: CacheDiagnosis | None = None
         self.max_count = config.slot_count
         self._adapters = adapters
         self._adapter_policy = config.adapters
@@ -110,6 +113,8 @@ class RunningSequences:
         self.reservations.reserve(sequence)
         if self.prefixes is not None:
             self.prefixes.enter(sequence)
+        else:
+            sequence.diagnosis = self.uncached
         return True
 
     def _sharing(self, sequence: Sequence) -> Sharing | None:

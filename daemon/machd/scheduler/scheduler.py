@@ -22,6 +22,8 @@ from machd.scheduler.coalesce import CoalescingIndex
 from machd.scheduler.config import SchedulerConfig
 from machd.scheduler.draft_reading import DraftCounts, DraftReading
 from machd.scheduler.events import (
+    CacheDiagnosis,
+    CacheReason,
     DecodeMode,
     DecodeModeChanged,
     Event,
@@ -181,10 +183,17 @@ class Scheduler:
         """Suspend every running sequence after a failed step: :meth:`Suspensions.survive`."""
         return self._suspensions.survive(error, now_s)
 
-    def set_prefix_cache(self, prefixes: PrefixCache | None) -> None:
-        """Replace the prefix cache, or remove it with None; at rest, with no block in the engine."""
+    def set_prefix_cache(
+        self, prefixes: PrefixCache | None, without: CacheReason | None = None
+    ) -> None:
+        """Replace the prefix cache, or remove it with None; at rest, with no block in the engine.
+
+        ``without`` is the reason that each prompt's diagnosis has then; None for no diagnosis.
+        """
         assert self.is_at_rest, "rows hold blocks"
         self._running.prefixes = prefixes
+        if without is not None:
+            self._running.uncached = CacheDiagnosis(0, 0, without, without)
 
     def set_prefix_limits(self, limits: PrefixLimits) -> None:
         """Change the limits of the prefix cache, if there is one."""
@@ -360,7 +369,9 @@ class Scheduler:
         A sequence that can never fit the new KV budget ends with KvBudgetExceededError.
         """
         assert self.is_at_rest, "rows that run keep the config that they were admitted under"
-        self._open.running = self._take_on(config, self._running.prefixes)
+        before = self._running
+        self._open.running = self._take_on(config, before.prefixes)
+        self._running.uncached = before.uncached
         self.set_limits(config.limits)
         self._index.switch(is_on=config.coalesce)
         self.resume_admission()

@@ -342,7 +342,7 @@ def test_a_stored_image_is_read_again() -> None:
     request = _decoded(ResponsesRequest, input=[{"role": "user", "content": [part]}]).checked()
     stored = request.chain(previous=(), referenced={}).added
     chain = item_chain("again", previous=stored)
-    first, second = item_messages(chain.items, instructions=None)
+    first, second = item_messages(chain.items, instructions=None).messages
     assert _shown(first["content"]) == [_ONE]
     assert second == {"role": "user", "content": "again"}
     assert media_of([first])[0].param == "previous_response_id.content[0].image_url"

@@ -58,7 +58,7 @@ def _chain(*items: dict[str, Any], **stored: Any) -> ItemChain:
 
 
 def _messages(*items: dict[str, Any], instructions: str | None = None) -> list[dict[str, Any]]:
-    return item_messages(_chain(*items).items, instructions=instructions)
+    return item_messages(_chain(*items).items, instructions=instructions).messages
 
 
 def _refusal(*items: dict[str, Any]) -> InvalidRequestError:
@@ -130,7 +130,7 @@ def test_what_stands_between_calls_joins_their_message(
     # The same by previous_response_id: what was written is stored, and the outputs are new.
     stored = _chain(_USER, *written).added
     again = _chain(*items[1 + len(written) :], previous=stored)
-    assert item_messages(again.items, instructions=None) == _messages(*items)
+    assert item_messages(again.items, instructions=None).messages == _messages(*items)
 
 
 def test_a_turn_ends_with_its_last_output() -> None:
@@ -222,7 +222,7 @@ def test_thoughts_without_text_are_dropped() -> None:
     assert len(chain.items) == len(chain.added) == 1
     both = _chain({**_THOUGHT, "encrypted_content": "y" * 1000})
     assert b"yyy" not in both.added[0]
-    assert item_messages(both.items, instructions=None)[0]["reasoning_content"] == "hm"
+    assert item_messages(both.items, instructions=None).messages[0]["reasoning_content"] == "hm"
 
 
 def test_a_chain_goes_on_where_it_stopped() -> None:
@@ -230,7 +230,7 @@ def test_a_chain_goes_on_where_it_stopped() -> None:
     first = _chain(_USER, _TEXT, _call())
     second = item_chain(_items(_output()), previous=first.added)
     assert second.added == _chain(_output()).added
-    messages = item_messages(second.items, instructions=None)
+    messages = item_messages(second.items, instructions=None).messages
     assert [one["role"] for one in messages] == ["user", "assistant", "tool"]
     unanswered = item_chain("next", previous=first.added)
     with pytest.raises(InvalidRequestError) as caught:
@@ -243,7 +243,7 @@ def test_references_stand_for_what_is_stored() -> None:
     stored = msgspec.json.encode(_TEXT)
     reference = {"type": "item_reference", "id": "msg_1"}
     alone = _chain(reference, reference, _USER, referenced={"msg_1": stored})
-    assert [one["content"] for one in item_messages(alone.items, instructions=None)] == [
+    assert [one["content"] for one in item_messages(alone.items, instructions=None).messages] == [
         "so",
         "add",
     ]
@@ -319,7 +319,7 @@ def test_any_items_are_rendered_or_refused(items: list[dict[str, Any]]) -> None:
     assert [one.item for one in again.items] == [one.item for one in chain.items]
     messages: list[dict[str, object]] = []
     with contextlib.suppress(InvalidRequestError):
-        messages = item_messages(chain.items, instructions=None)
+        messages = item_messages(chain.items, instructions=None).messages
     for before, message in pairwise(messages):
         if message["role"] == "tool":
             assert before["role"] in ("assistant", "tool")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from typing import get_args
 
@@ -12,16 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from machd.dialects.anthropic.request import MessagesRequest
-from machd.dialects.chat.request import ChatCompletionRequest
-from machd.dialects.ollama.request import OllamaChatRequest
-from machd.dialects.responses.request import ResponsesRequest
-from machd.dialects.wire.decoding import decode_body
 from machd.reading import normalised_messages
 from machd.reading.normalised_messages import NormalisedMessages, PlacesInRequest
-from machd.reading.prompt_places import Messages, PromptPart, PromptPlace, prompt_places
+from machd.reading.prompt_marks import Messages
+from machd.reading.prompt_places import PromptPart, PromptPlace, prompt_places
 from machd.reading.prompt_rules import PROMPT_RULES, TEMPLATE_DATE
-from machd.request.conversation import Conversation
 from machd.settings.cache import PromptRuleName
 
 # As the clients send them, cut short where they go on with words of their own.
@@ -296,7 +289,7 @@ def test_without_rules_nothing_changes(messages: Messages) -> None:
     assert normalised.removed == ()
 
 
-def _rendered(messages: Messages) -> str:
+def _rendered(messages: Messages, _tools: object = ()) -> str:
     return "".join(f"<{one['role']}>{one['content']}</{one['role']}>" for one in messages)
 
 
@@ -316,6 +309,7 @@ def test_a_place_is_told_in_the_messages_that_were_sent(
     place = PlacesInRequest(places, normalised).at(tokens)
     assert place is not None
     before = places.at(tokens)
+    assert before is not None
     if place.part is PromptPart.MESSAGE:
         assert place.message_index is not None
         assert place.character is not None
@@ -339,6 +333,18 @@ def test_a_place_behind_a_removed_message_counts_it() -> None:
     assert normalised.place_in_request(PromptPlace(PromptPart.TEMPLATE)).message_index is None
 
 
+def test_an_index_is_the_requests_where_a_message_is_in_another_field() -> None:
+    """As Anthropic's system prompt is, which has none."""
+    messages = [system(f"{BILLING}\n{AGENT}"), user("Hi"), system(LEFT), user("And?")]
+    normalised = NormalisedMessages(messages, ALL, indices=[None, 0, 1, 2])
+    assert [one.message_index for one in normalised.removed] == [None, 1]
+    assert [one.role for one in normalised.removed] == ["system", "system"]
+    place = normalised.place_in_request(PromptPlace(PromptPart.MESSAGE, 2, "user", 1))
+    assert (place.message_index, place.character) == (2, 1)
+    place = normalised.place_in_request(PromptPlace(PromptPart.MESSAGE, 0, "system", 0))
+    assert (place.message_index, place.character) == (None, len(BILLING) + 1)
+
+
 def test_a_message_with_an_image_loses_the_text_in_front_of_it() -> None:
     """Its parts stay in their order."""
     image = {"type": "image", "source": object()}
@@ -350,48 +356,3 @@ def test_a_message_with_an_image_loses_the_text_in_front_of_it() -> None:
     assert "2026" not in content[0]["text"]
     bare: Messages = [{"role": "user", "content": [image]}]
     assert NormalisedMessages(bare, ALL).messages == bare
-
-
-def _chat() -> Conversation:
-    parts = [{"type": "text", "text": f"{BILLING}\n"}, {"type": "text", "text": AGENT}]
-    body = {
-        "model": "m",
-        "messages": [{"role": "system", "content": parts}, user("Hi"), system(LEFT)],
-    }
-    return decode_body(json.dumps(body).encode(), ChatCompletionRequest).checked().conversation()
-
-
-def _responses() -> Conversation:
-    body = {
-        "model": "m",
-        "instructions": f"{BILLING}\n{AGENT}",
-        "input": [user("Hi"), system(LEFT)],
-    }
-    request = decode_body(json.dumps(body).encode(), ResponsesRequest).checked()
-    return request.continued(request.chain(previous=(), referenced={}))
-
-
-def _anthropic() -> Conversation:
-    blocks = [{"type": "text", "text": one} for one in (BILLING, AGENT)]
-    body = {"model": "m", "max_tokens": 1, "system": blocks, "messages": [user("Hi"), system(LEFT)]}
-    return decode_body(json.dumps(body).encode(), MessagesRequest).checked().conversation()
-
-
-def _ollama() -> Conversation:
-    messages = [system(f"{BILLING}\n{AGENT}"), user("Hi"), system(LEFT)]
-    body = json.dumps({"model": "m", "messages": messages}).encode()
-    return decode_body(body, OllamaChatRequest).checked().conversation()
-
-
-@pytest.mark.parametrize("read", [_chat, _responses, _anthropic, _ollama])
-def test_rules_hold_in_every_dialect(read: Callable[[], Conversation]) -> None:
-    """They see the conversation, which is the same in all of them."""
-    normalised = NormalisedMessages(read().messages, ALL)
-    assert [(one["role"], one["content"]) for one in normalised.messages] == [
-        ("system", AGENT),
-        ("user", "Hi"),
-    ]
-    assert [one.rule for one in normalised.removed] == [
-        "claude_code_billing",
-        "claude_code_countdown",
-    ]

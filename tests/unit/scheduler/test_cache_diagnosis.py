@@ -239,6 +239,16 @@ def test_a_planted_divergence_has_its_true_cause(planted: Planted) -> None:
     assert told.client_reason is (planted.client_reason or planted.reason)
 
 
+def test_a_cache_with_state_begins_at_a_branch_point_that_it_has_met() -> None:
+    """The second text with a common prefix is computed whole, because its kind cannot begin there; the third begins there."""
+    cache = Cache(is_stateful=True)
+    texts = [(*_TEXT[:27], *range(one, one + 4)) for one in (200, 210)]
+    cache.ask(_TEXT)
+    second, third = (cache.ask(text) for text in texts)
+    assert (second.reason, second.cached_tokens) == (CacheReason.KIND_CANNOT, 0)
+    assert (third.reason, third.cached_tokens) == (CacheReason.DIVERGED, 27)
+
+
 def test_the_turn_behind_an_answer_continues_it() -> None:
     """An answer that was evicted is part of what is missed."""
     cache = Cache()

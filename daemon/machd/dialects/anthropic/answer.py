@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, TypeAlias
 
-from msgspec import Meta, Raw, Struct
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+from machd.dialects.usage import CacheDiagnosisDetails
 
 StopReason: TypeAlias = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 """Why an answer ended."""
@@ -18,12 +20,67 @@ class MessageUsage(Struct, frozen=True, kw_only=True):
         cache_creation_input_tokens: Zero; what machd keeps is not asked for or paid for.
         cache_read_input_tokens: Of the prompt, taken from the prefix cache.
         output_tokens: Of the answer, thoughts included.
+        cache_diagnosis: An extension: why the cache had no more of the prompt, where asked for.
     """
 
     input_tokens: int
     cache_creation_input_tokens: int = 0
     cache_read_input_tokens: int = 0
     output_tokens: int
+    cache_diagnosis: CacheDiagnosisDetails | UnsetType = UNSET
+
+
+class _Changed(Struct, frozen=True, kw_only=True, tag_field="type"):
+    """A request differs from the earlier one.
+
+    Attributes:
+        cache_missed_input_tokens: Tokens of the earlier prompt that were not found in the cache.
+    """
+
+    cache_missed_input_tokens: int
+
+
+class ModelChanged(_Changed, frozen=True, kw_only=True, tag="model_changed"):
+    """Another model, or another adapter."""
+
+
+class SystemChanged(_Changed, frozen=True, kw_only=True, tag="system_changed"):
+    """Another ``system``."""
+
+
+class ToolsChanged(_Changed, frozen=True, kw_only=True, tag="tools_changed"):
+    """Other ``tools``, or the same in another order."""
+
+
+class MessagesChanged(_Changed, frozen=True, kw_only=True, tag="messages_changed"):
+    """An earlier message was changed or left out."""
+
+
+class PreviousMessageNotFound(
+    Struct, frozen=True, tag="previous_message_not_found", tag_field="type"
+):
+    """No request with this answer is kept: it asked for no ``diagnostics``, is too old, or of another client or run."""
+
+
+class Unavailable(Struct, frozen=True, tag="unavailable", tag_field="type"):
+    """``thinking``, ``tool_choice`` or ``output_config`` differ."""
+
+
+CacheMissReason: TypeAlias = (
+    ModelChanged
+    | SystemChanged
+    | ToolsChanged
+    | MessagesChanged
+    | PreviousMessageNotFound
+    | Unavailable
+)
+"""Where a request differs from an earlier one."""
+
+
+class Diagnostics(Struct, frozen=True, kw_only=True):
+    """Why the cache had less of the prompt than it had of an earlier one."""
+
+    cache_miss_reason: CacheMissReason
 
 
 class AnswerText(Struct, frozen=True, kw_only=True, tag="text", tag_field="type"):
@@ -60,6 +117,7 @@ class Message(Struct, frozen=True, kw_only=True, tag="message", tag_field="type"
     Attributes:
         stop_reason: Null at the start of a stream.
         stop_sequence: The stop sequence that ended the answer, if one did.
+        diagnostics: Left out unless asked for; null where the request goes on behind the earlier one.
     """
 
     id: str
@@ -69,6 +127,7 @@ class Message(Struct, frozen=True, kw_only=True, tag="message", tag_field="type"
     stop_reason: StopReason | None
     stop_sequence: str | None
     usage: MessageUsage
+    diagnostics: Diagnostics | UnsetType | None = UNSET
 
 
 class TokenCount(Struct, frozen=True, kw_only=True):

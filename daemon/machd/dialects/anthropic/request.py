@@ -144,7 +144,14 @@ class CountTokensRequest(GenerationRequest, frozen=True, kw_only=True):
             ),
             template_variables=self._template_variables(),
             continues_final_message=turns.continues_final_message,
+            is_located=self.tells_cache,
+            message_indices=turns.indices,
         )
+
+    @property
+    def tells_cache(self) -> bool:
+        """True if the usage has the cache's diagnosis."""
+        return False
 
     @property
     def shows_thoughts(self) -> bool:
@@ -179,11 +186,23 @@ class CountTokensRequest(GenerationRequest, frozen=True, kw_only=True):
         return MappingProxyType({"reasoning_effort": effort})
 
 
+class DiagnosticsRequest(Struct, frozen=True, kw_only=True):
+    """``diagnostics``: compare the request with an earlier one.
+
+    Attributes:
+        previous_message_id: ``id`` of the answer to the earlier one; null for the first turn of a conversation, which is kept
+            to compare later ones with.
+    """
+
+    previous_message_id: Label | None = None
+
+
 class MessagesRequest(CountTokensRequest, frozen=True, kw_only=True):
     """A conversation to continue, and how.
 
     Attributes:
         cache_salt: An extension, as in chat completions.
+        return_cache_diagnosis: The same.
     """
 
     max_tokens: _Tokens
@@ -195,9 +214,10 @@ class MessagesRequest(CountTokensRequest, frozen=True, kw_only=True):
 
     metadata: MessagesMetadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
+    diagnostics: DiagnosticsRequest | None = None
     cache_salt: CacheSalt | None = None
+    return_cache_diagnosis: bool | None = None
     inference_geo: Ignored = UNSET
-    diagnostics: Ignored = UNSET
     user_profile_id: Ignored = UNSET
     workspace_id: Ignored = UNSET
     container: Refused = UNSET
@@ -206,6 +226,11 @@ class MessagesRequest(CountTokensRequest, frozen=True, kw_only=True):
     def is_stream(self) -> bool:
         """Whether it asks for a stream."""
         return bool(self.stream)
+
+    @property
+    def tells_cache(self) -> bool:
+        """True if the usage has the cache's diagnosis."""
+        return bool(self.return_cache_diagnosis)
 
     def options(self) -> GenerationOptions:
         """Return the options of the generation, free of this dialect."""

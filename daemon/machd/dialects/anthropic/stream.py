@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 import msgspec
-from msgspec import Raw
+from msgspec import UNSET, Raw
 
 from machd.dialects.anthropic import answer
+from machd.dialects.anthropic.diagnostics import Comparison
 from machd.dialects.anthropic.errors import anthropic_error_json
+from machd.dialects.usage import CacheDiagnosisDetails
 from machd.errors import MachdError
-from machd.generations.generation import (
-    TOOL_CALLS,
-    ChoiceDelta,
-    GenerationIdentity,
-    GenerationUsage,
-)
+from machd.generations.choice import TOOL_CALLS, ChoiceDelta
+from machd.generations.generation import GenerationUsage
+from machd.generations.identity import GenerationIdentity
 from machd.http.sse import EVENT_STREAM, event_frame
 from machd.reading import output
 
@@ -116,8 +115,16 @@ class AnthropicDialect:
         model_id: str,
         *,
         shows_thoughts: bool,
+        tells_cache: bool = False,
+        comparison: Comparison | None = None,
     ) -> None:
-        """Begin an answer; where thoughts are not told, an empty block stands for them."""
+        """Begin an answer.
+
+        Where thoughts are not told, an empty block stands for them. With ``tells_cache`` the usage has the cache's
+        diagnosis.
+        """
+        self._tells_cache = tells_cache
+        self._comparison = comparison
         self._identity = identity
         self._model_id = model_id
         self._encoder = msgspec.json.Encoder()
@@ -127,10 +134,10 @@ class AnthropicDialect:
 
     def opening(self, usage: GenerationUsage) -> bytes:
         """The message without content, but with the prompt's tokens, and a ping, as Anthropic does."""
-        begun = msgspec.structs.replace(_usage(usage), output_tokens=0)
-        return self._frame(answer.MessageStartEvent(message=self._message([], None, begun))) + (
-            self.keep_alive
-        )
+        message = self._message([], None, usage)
+        begun = msgspec.structs.replace(message.usage, output_tokens=0)
+        message = msgspec.structs.replace(message, usage=begun)
+        return self._frame(answer.MessageStartEvent(message=message)) + self.keep_alive
 
     def push(self, delta: ChoiceDelta) -> bytes:
         """Blocks that begin, grow and end."""
@@ -144,7 +151,7 @@ class AnthropicDialect:
         """Write the end of the message and its reason."""
         return self._frames(
             [
-                answer.MessageDeltaEvent(delta=self._ending, usage=_usage(usage)),
+                answer.MessageDeltaEvent(delta=self._ending, usage=self._usage(usage)),
                 answer.MessageStopEvent(),
             ]
         )
@@ -157,23 +164,31 @@ class AnthropicDialect:
 
     def finish(self, usage: GenerationUsage) -> bytes:
         """The message."""
-        return self._encoder.encode(
-            self._message(self._blocks.finish(), self._ending, _usage(usage))
-        )
+        return self._encoder.encode(self._message(self._blocks.finish(), self._ending, usage))
 
     def _message(
         self,
         content: list[answer.AnswerBlock],
         ending: answer.MessageDelta | None,
-        usage: answer.MessageUsage,
+        usage: GenerationUsage,
     ) -> answer.Message:
+        compared = self._comparison
         return answer.Message(
             id=self._identity.generation_id,
             model=self._model_id,
             content=content,
             stop_reason=ending.stop_reason if ending else None,
             stop_sequence=ending.stop_sequence if ending else None,
-            usage=usage,
+            usage=self._usage(usage),
+            diagnostics=UNSET if compared is None else compared.diagnostics(usage),
+        )
+
+    def _usage(self, usage: GenerationUsage) -> answer.MessageUsage:
+        return answer.MessageUsage(
+            input_tokens=usage.prompt_tokens - usage.cached_tokens,
+            cache_read_input_tokens=usage.cached_tokens,
+            output_tokens=usage.completion_tokens,
+            cache_diagnosis=CacheDiagnosisDetails.of(usage, is_asked=self._tells_cache),
         )
 
     def _frames(self, events: Iterable[answer.StreamEvent]) -> bytes:
@@ -196,11 +211,3 @@ def _stop_reason(delta: ChoiceDelta) -> answer.StopReason:
     if delta.finish_reason == "length":
         return "max_tokens"
     return "end_turn" if delta.stop is None else "stop_sequence"
-
-
-def _usage(usage: GenerationUsage) -> answer.MessageUsage:
-    return answer.MessageUsage(
-        input_tokens=usage.prompt_tokens - usage.cached_tokens,
-        cache_read_input_tokens=usage.cached_tokens,
-        output_tokens=usage.completion_tokens,
-    )

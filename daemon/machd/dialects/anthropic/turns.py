@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal, TypeAlias, TypeVar
 
 import msgspec
@@ -223,10 +223,12 @@ class Turns:
     Attributes:
         messages: As :class:`machd.request.conversation.Conversation` has them.
         continues_final_message: The last one is the beginning of the answer.
+        indices: Of each message, the index of the request's message that it begins with; None for ``system``.
     """
 
     messages: list[dict[str, object]]
     continues_final_message: bool
+    indices: list[int | None] = field(default_factory=list, compare=False)
 
 
 @dataclass(slots=True)
@@ -235,11 +237,13 @@ class _Turn:
 
     Attributes:
         where: The first message's place in the request.
+        index: The first message's index there; None for ``system``.
         places: Each block's place there.
     """
 
     role: str
     where: str
+    index: int | None
     blocks: list[Block]
     places: list[str]
 
@@ -256,6 +260,7 @@ def read_turns(system: SystemContent | None, messages: Sequence[AnthropicMessage
     turns = list(_merged(_turns(system, messages)))
     _check_first(turns)
     rendered: list[dict[str, object]] = []
+    indices: list[int | None] = []
     calls: dict[str, str] = {}
     for turn in turns:
         match turn.role:
@@ -268,29 +273,32 @@ def read_turns(system: SystemContent | None, messages: Sequence[AnthropicMessage
                 rendered.append(_assistant_message(turn))
             case _:
                 rendered.append({"role": "system", "content": joined_text(turn.blocks)})
+        indices += [turn.index] * (len(rendered) - len(indices))
     _check_answered(calls, "messages")
     if turns[-1].role != "assistant":
-        return Turns(rendered, continues_final_message=False)
+        return Turns(rendered, continues_final_message=False, indices=indices)
     if rendered[-1] == {"role": "assistant", "content": ""}:
-        return Turns(rendered[:-1], continues_final_message=False)
+        return Turns(rendered[:-1], continues_final_message=False, indices=indices[:-1])
     _check_prefill(rendered[-1], turns[-1].where)
-    return Turns(rendered, continues_final_message=True)
+    return Turns(rendered, continues_final_message=True, indices=indices)
 
 
 def _turns(system: SystemContent | None, messages: Sequence[AnthropicMessage]) -> Iterable[_Turn]:
     """One turn a message, the system's first, each checked by itself."""
     if system:
-        yield _turn("system", "system", blocks_of(system), "system")
+        yield _turn("system", "system", None, blocks_of(system), "system")
     allowance = Allowance()
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
         blocks = blocks_of(message.content)
         check_blocks(blocks, role=message.role, where=f"{where}.content", allowance=allowance)
-        yield _turn(message.role, where, blocks, f"{where}.content")
+        yield _turn(message.role, where, index, blocks, f"{where}.content")
 
 
-def _turn(role: str, where: str, blocks: Sequence[Block], content_place: str) -> _Turn:
-    return _Turn(role, where, [*blocks], _places(blocks, content_place))
+def _turn(
+    role: str, where: str, index: int | None, blocks: Sequence[Block], content_place: str
+) -> _Turn:
+    return _Turn(role, where, index, [*blocks], _places(blocks, content_place))
 
 
 def _places(blocks: Sequence[Struct], content_place: str) -> list[str]:

@@ -36,10 +36,12 @@ from machd.dialects.usage import FinishReason, Usage, wire_finish_reason
 from machd.engine.protocol.fill_format import FillFormat
 from machd.engine.protocol.step import PromptLogprob
 from machd.engine.protocol.tokenizer import Tokenizer
-from machd.generations.generation import ChoiceDelta, GenerationUsage
+from machd.generations.choice import ChoiceDelta
+from machd.generations.generation import GenerationUsage
 from machd.http.context import ServerContext
 from machd.http.sse import DONE, data_frame
 from machd.reading.conversation import PreparedConversation
+from machd.reading.prompt_places import TextPlaces
 from machd.reading.truncation import max_prompt_tokens
 from machd.request.generation import GenerationOptions
 
@@ -62,12 +64,17 @@ async def create_completion(
     echoes = [""] * len(prompts)
     if body.echo:
         echoes = await service.in_worker(_echo, context.served.tokenizer, body, prompts)
+    places = None
+    if body.return_cache_diagnosis and form is None:
+        first, text = prompts[0], body.prompts()[0]
+        if isinstance(text, str):
+            places = await service.in_worker(_places, context.served.tokenizer, text, first)
     guidance = await compiled(request, context, body.constraint())
     identity = identify(request, context, endpoint="completions", prefix="cmpl-")
     return respond(
         context,
         identity,
-        [PreparedConversation(prompt, guidance) for prompt in prompts],
+        [PreparedConversation(prompt, guidance, places=places) for prompt in prompts],
         options,
         _CompletionDialect(
             options,
@@ -106,6 +113,10 @@ def _tokenise(
         kept_tokens = max_prompt_tokens(asked, context_tokens)
         return [prompt[-kept_tokens:] for prompt in tokenised]
     return tokenised
+
+
+def _places(tokenizer: Tokenizer, text: str, prompt: tuple[int, ...]) -> TextPlaces | None:
+    return TextPlaces.of(text, [tokenizer.token_bytes(one) for one in prompt])
 
 
 def _echo(

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from machd.dialects.logprobs import ChatTokenLogprob
+from machd.dialects.usage import CacheDiagnosisDetails
 from machd.dialects.wire.raw_json import JsonObject
 from machd.errors import MachdError, NotFoundError
 
@@ -55,6 +56,7 @@ class OllamaLine(Struct, frozen=True, kw_only=True):
         prompt_eval_count: Tokens of the prompt, those found in the prefix cache included.
         prompt_eval_duration: From a slot to the first token.
         eval_duration: From the first token to the last.
+        cache_diagnosis: An extension: why the prefix cache had no more of the prompt, where asked for.
     """
 
     model: str
@@ -68,6 +70,7 @@ class OllamaLine(Struct, frozen=True, kw_only=True):
     prompt_eval_duration: int | UnsetType = UNSET
     eval_count: int | UnsetType = UNSET
     eval_duration: int | UnsetType = UNSET
+    cache_diagnosis: CacheDiagnosisDetails | UnsetType = UNSET
 
 
 class OllamaChatLine(OllamaLine, frozen=True, kw_only=True):

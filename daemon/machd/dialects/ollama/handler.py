@@ -27,13 +27,14 @@ from machd.dialects.ollama.stream import OllamaChatDialect, OllamaDialect, Ollam
 from machd.engine.protocol.encoder import EncoderTask
 from machd.engine.protocol.engine import ModelDescription
 from machd.engine.protocol.tokenizer import Tokenizer
-from machd.generations.generation import GenerationIdentity
+from machd.generations.identity import GenerationIdentity
 from machd.http.authentication import require_operator
 from machd.http.cold_stream import ColdRequest
 from machd.http.context import ServerContext
 from machd.http.endpoint import JSON_LINES
 from machd.reading.conversation import PreparedConversation
 from machd.reading.guidance import NO_GUIDANCE, Guidance
+from machd.reading.prompt_places import TextPlaces
 from machd.served.named_model import NamedModel
 from machd.settings.models import OLLAMA_TAG
 
@@ -204,6 +205,7 @@ def _dialect(
         context.answer_name,
         _timestamp(identity.created_unix_s),
         context.served.tokenizer if body.logprobs else None,
+        tells_cache=bool(body.return_cache_diagnosis),
     )
 
 
@@ -252,11 +254,16 @@ async def _prepared(
     prompt = await service.in_worker(
         context.served.tokenizer.encode, body.prompt or "", add_special_tokens=True
     )
-    constraint = body.constraint()
-    if constraint is None:
-        return PreparedConversation(tuple(prompt), NO_GUIDANCE)
-    guidance = Guidance(grammar=await service.compile(constraint, client=identity.client))
-    return PreparedConversation(tuple(prompt), guidance)
+    places = None
+    if body.return_cache_diagnosis:
+        token_bytes = context.served.tokenizer.token_bytes
+        places = await service.in_worker(
+            lambda: TextPlaces.of(body.prompt or "", [token_bytes(one) for one in prompt])
+        )
+    guidance = NO_GUIDANCE
+    if (constraint := body.constraint()) is not None:
+        guidance = Guidance(grammar=await service.compile(constraint, client=identity.client))
+    return PreparedConversation(tuple(prompt), guidance, places=places)
 
 
 def _adapter(shown: ShownAdapter) -> answer.OllamaModel:

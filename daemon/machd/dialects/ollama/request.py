@@ -267,6 +267,7 @@ class OllamaRequest(GenerationRequest, frozen=True, kw_only=True):
         stream: True unless given, as in Ollama's API.
         keep_alive: How long the model stays loaded without requests, from now on; heeded for an operator, where there are
             several models.
+        return_cache_diagnosis: An extension, as in chat completions.
         truncate: Ignored: a prompt that does not fit is always refused.
         shift: Ignored: a completion ends where the context does.
     """
@@ -279,6 +280,7 @@ class OllamaRequest(GenerationRequest, frozen=True, kw_only=True):
     think: Think | None = None
     logprobs: bool | None = None
     top_logprobs: bounds.TopLogprobs | None = None
+    return_cache_diagnosis: bool | None = None
 
     keep_alive: Ignored = UNSET
     truncate: Ignored = UNSET
@@ -360,6 +362,7 @@ class OllamaChatRequest(OllamaRequest, frozen=True, kw_only=True):
             continues_final_message=(
                 last.role == "assistant" and not last.tool_calls and bool(last.text.strip())
             ),
+            is_located=bool(self.return_cache_diagnosis),
         )
 
 
@@ -425,6 +428,8 @@ class OllamaGenerateRequest(OllamaRequest, frozen=True, kw_only=True):
             constraint=self.constraint(),
             thinks=reasoning.thinks,
             template_variables=reasoning.template_variables,
+            is_located=bool(self.return_cache_diagnosis),
+            message_indices=[None] * len(messages),
         )
 
 

@@ -12,10 +12,11 @@ from msgspec import UNSET, Raw
 from machd.dialects.chat.answer import ContentGaps
 from machd.dialects.logprobs import ChatTokenLogprob, GrowingLogprobs
 from machd.dialects.ollama import answer
-from machd.dialects.usage import wire_finish_reason
+from machd.dialects.usage import CacheDiagnosisDetails, wire_finish_reason
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.errors import MachdError
-from machd.generations.generation import ChoiceDelta, GenerationUsage
+from machd.generations.choice import ChoiceDelta
+from machd.generations.generation import GenerationUsage
 from machd.http.sse import JSON_LINES
 from machd.reading import output
 
@@ -37,8 +38,19 @@ class OllamaDialect(ABC):
 
     media_type = JSON_LINES
 
-    def __init__(self, model_id: str, created_at: str, logprobs_of: Tokenizer | None) -> None:
-        """Begin an answer; ``created_at`` is in RFC 3339, ``logprobs_of`` None where none are wanted."""
+    def __init__(
+        self,
+        model_id: str,
+        created_at: str,
+        logprobs_of: Tokenizer | None,
+        *,
+        tells_cache: bool = False,
+    ) -> None:
+        """Begin an answer; ``created_at`` is in RFC 3339, ``logprobs_of`` None where none are wanted.
+
+        With ``tells_cache`` the last line has the cache's diagnosis.
+        """
+        self._tells_cache = tells_cache
         self._model_id = model_id
         self._created_at = created_at
         self._logprobs = GrowingLogprobs(logprobs_of)
@@ -104,6 +116,7 @@ class OllamaDialect(ABC):
             prompt_eval_duration=_nanoseconds(prefill_s),
             eval_count=usage.completion_tokens,
             eval_duration=_nanoseconds(decode_s),
+            cache_diagnosis=CacheDiagnosisDetails.of(usage, is_asked=self._tells_cache),
         )
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self, TypeAlias
 
-from msgspec import Meta, Raw, Struct
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from machd.dialects.responses.tools import CustomInputFormat, SchemaTextFormat
+from machd.dialects.usage import CacheDiagnosisDetails
 from machd.dialects.wire.response_format import JsonObjectFormat, TextFormat
 from machd.generations.generation import GenerationUsage
 
@@ -111,10 +112,12 @@ class InputTokensDetails(Struct, frozen=True, kw_only=True):
     Attributes:
         cached_tokens: Taken from the prefix cache instead of computed.
         cache_write_tokens: Zero; what is cached is not charged for.
+        cache_diagnosis: Left out unless asked for, and without a prefix cache.
     """
 
     cached_tokens: int = 0
     cache_write_tokens: int = 0
+    cache_diagnosis: CacheDiagnosisDetails | UnsetType = UNSET
 
 
 class OutputTokensDetails(Struct, frozen=True, kw_only=True):
@@ -133,11 +136,14 @@ class ResponseUsage(Struct, frozen=True, kw_only=True):
     total_tokens: int
 
     @classmethod
-    def of(cls, usage: GenerationUsage) -> Self:
-        """Return the usage of a generation, with its total."""
+    def of(cls, usage: GenerationUsage, *, tells_cache: bool = False) -> Self:
+        """Return the usage of a generation, with its total, and with the cache's diagnosis if ``tells_cache``."""
         return cls(
             input_tokens=usage.prompt_tokens,
-            input_tokens_details=InputTokensDetails(cached_tokens=usage.cached_tokens),
+            input_tokens_details=InputTokensDetails(
+                cached_tokens=usage.cached_tokens,
+                cache_diagnosis=CacheDiagnosisDetails.of(usage, is_asked=tells_cache),
+            ),
             output_tokens=usage.completion_tokens,
             output_tokens_details=OutputTokensDetails(reasoning_tokens=usage.reasoning_tokens),
             total_tokens=usage.prompt_tokens + usage.completion_tokens,

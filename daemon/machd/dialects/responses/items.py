@@ -233,10 +233,15 @@ _MAX_STORED_BYTES = 8 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class PlacedItem:
-    """A checked item, and the place in the request that errors about it name."""
+    """A checked item, and the place in the request that errors about it name.
+
+    Attributes:
+        index: Of the request's items; None for one that the request does not hold itself.
+    """
 
     item: InputItem
     place: str
+    index: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,10 +307,10 @@ def _resolved(
                     f"what is stored may bring in {_MAX_STORED_BYTES} bytes, and the "
                     "references bring in more",
                 )
-            yield PlacedItem(_decoded(data), place), data
+            yield PlacedItem(_decoded(data), place, index), data
         elif item.type != "reasoning" or item.text:
             kept = msgspec.structs.replace(item, summary=None, encrypted_content=None)
-            yield PlacedItem(kept, place), None
+            yield PlacedItem(kept, place, index), None
 
 
 def _stored(item: InputItem, referenced: Mapping[str, bytes], place: str) -> bytes:
@@ -335,9 +340,19 @@ _SYSTEM = "system"
 _ASSISTANT = "assistant"
 
 
-def item_messages(
-    items: Iterable[PlacedItem], *, instructions: str | None
-) -> list[dict[str, object]]:
+@dataclass(frozen=True, slots=True)
+class ItemMessages:
+    """The messages that items become.
+
+    Attributes:
+        indices: Of each message, the index in the request of the item that it begins with; None where that is not one of its own.
+    """
+
+    messages: list[dict[str, object]]
+    indices: list[int | None]
+
+
+def item_messages(items: Iterable[PlacedItem], *, instructions: str | None) -> ItemMessages:
     """The conversation as :class:`machd.request.conversation.Conversation` has it.
 
     Items are checked, the oldest first; instructions stand before all of them.
@@ -350,7 +365,7 @@ def item_messages(
     if instructions:
         messages.instruct(instructions)
     for placed in items:
-        messages.add(placed.item, placed.place)
+        messages.add(placed)
     return messages.finished()
 
 
@@ -375,14 +390,18 @@ class _Turn:
 class _Messages:
     def __init__(self) -> None:
         self._opening_words: list[str] = []
-        self._held_words: list[str] = []
+        self._held_words: list[tuple[str, int | None]] = []
         self._messages: list[dict[str, object] | _Turn] = []
+        self._indices: list[int | None] = []
+        self._opening_index: int | None = None
+        self._index: int | None = None  # of the item that is added
         self._open: _Turn | None = None
         self._functions: dict[str, str] = {}
         self._unanswered: dict[str, str] = {}
         self._allowance = Allowance()
 
-    def add(self, item: InputItem, place: str) -> None:
+    def add(self, placed: PlacedItem) -> None:
+        item, place, self._index = placed.item, placed.place, placed.index
         match item.type:
             case "function_call" | "custom_tool_call":
                 self._call(item, place)
@@ -399,21 +418,27 @@ class _Messages:
         Words between a call and its output come behind the output, which nothing may stand in front of.
         """
         if self._unanswered:
-            self._held_words.append(text)
+            self._held_words.append((text, self._index))
             return
         self._open = None
         if self._messages:
-            self._messages.append({"role": _SYSTEM, "content": text})
-        else:
-            self._opening_words.append(text)
+            self._append({"role": _SYSTEM, "content": text})
+            return
+        if not self._opening_words:
+            self._opening_index = self._index
+        self._opening_words.append(text)
 
-    def finished(self) -> list[dict[str, object]]:
+    def finished(self) -> ItemMessages:
         self._check_answered("input")
         messages = [one.message() if isinstance(one, _Turn) else one for one in self._messages]
         if not self._opening_words:
-            return messages
+            return ItemMessages(messages, self._indices)
         opening: dict[str, object] = {"role": _SYSTEM, "content": "\n\n".join(self._opening_words)}
-        return [opening, *messages]
+        return ItemMessages([opening, *messages], [self._opening_index, *self._indices])
+
+    def _append(self, message: dict[str, object] | _Turn) -> None:
+        self._messages.append(message)
+        self._indices.append(self._index)
 
     def _say_checked(self, item: InputItem, place: str) -> None:
         if item.role == _ASSISTANT:
@@ -422,7 +447,7 @@ class _Messages:
         if item.role == "user":
             self._check_answered(place)
             self._open = None
-            self._messages.append({"role": "user", "content": item.message_content(place)})
+            self._append({"role": "user", "content": item.message_content(place)})
         else:
             self.instruct(item.text)
 
@@ -446,7 +471,7 @@ class _Messages:
             )
         if not self._unanswered:
             self._open = None
-        self._messages.append(
+        self._append(
             {
                 "role": "tool",
                 "content": item.message_content(place),
@@ -455,7 +480,8 @@ class _Messages:
             }
         )
         while self._held_words and not self._unanswered:
-            self.instruct(self._held_words.pop(0))
+            words, self._index = self._held_words.pop(0)
+            self.instruct(words)
 
     def _turn(self, *, may_have_text: bool) -> _Turn:
         """The assistant's turn to add to: the open one, or a new one.
@@ -467,7 +493,7 @@ class _Messages:
             may_have_text or self._unanswered or not any(self._open.texts)
         ):
             self._open = _Turn()
-            self._messages.append(self._open)
+            self._append(self._open)
         return self._open
 
     def _check_answered(self, place: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
@@ -155,7 +156,7 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
         agreed_tokens({"max_output_tokens": self.max_output_tokens})
         for index, item in enumerate(self.input if isinstance(self.input, list) else ()):
             item.checked(f"input[{index}]")
-        self._continued([])
+        self._continued([], [])
         return self
 
     @property
@@ -202,9 +203,12 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
         Raises:
             InvalidRequestError: A call has no output, an output no call, or the like.
         """
-        return self._continued(item_messages(chain.items, instructions=self.instructions))
+        told = item_messages(chain.items, instructions=self.instructions)
+        return self._continued(told.messages, told.indices)
 
-    def _continued(self, messages: list[dict[str, object]]) -> Conversation:
+    def _continued(
+        self, messages: list[dict[str, object]], indices: Sequence[int | None]
+    ) -> Conversation:
         choice, tools = responses_tool_choice(
             self.tool_choice,
             responses_tools(self.tools),
@@ -223,5 +227,7 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
             thinks=reasoning.thinks,
             thinking_budget_tokens=reasoning.budget_tokens,
             template_variables=reasoning.template_variables,
+            is_located=bool(self.return_cache_diagnosis),
+            message_indices=indices,
             max_prompt_tokens=WHOLE_ROOM if self.truncation == "auto" else None,
         )

@@ -20,7 +20,9 @@ from machd.dialects.responses.tools import (
 from machd.dialects.wire.response_format import TextFormat
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.errors import InvalidRequestError, MachdError, UnavailableError
-from machd.generations.generation import ChoiceDelta, GenerationIdentity, GenerationUsage
+from machd.generations.choice import ChoiceDelta
+from machd.generations.generation import GenerationUsage
+from machd.generations.identity import GenerationIdentity
 from machd.http.sse import COMMENT_KEEP_ALIVE, EVENT_STREAM
 from machd.request.generation import GenerationOptions
 
@@ -41,8 +43,9 @@ class ResponsesDialect:
         logprobs_from: Tokenizer | None,
         clock: Clock,
         keep: KeepResponse,
+        tells_cache: bool = False,
     ) -> None:
-        """Write one response.
+        """Write one response, whose usage has the cache's diagnosis if ``tells_cache``.
 
         ``keep`` is told once, when the response ended well; never of one that failed or was aborted.
         """
@@ -50,6 +53,7 @@ class ResponsesDialect:
         self._logprobs_from = logprobs_from
         self._clock = clock
         self._keep = keep
+        self._tells_cache = tells_cache
         self._frames = EventFrames()
         self._output = ResponseOutput(self._frames, custom_tools=_custom_tools(opened))
         self._is_cut_short = False
@@ -88,7 +92,7 @@ class ResponsesDialect:
             completed_at=None if self._is_cut_short else int(self._clock.unix_s()),
             incomplete_details=answer.IncompleteDetails() if self._is_cut_short else None,
             output=self._output.items,
-            usage=answer.ResponseUsage.of(usage),
+            usage=answer.ResponseUsage.of(usage, tells_cache=self._tells_cache),
         )
         whole = msgspec.json.encode(response)
         self._keep(whole, response.output)

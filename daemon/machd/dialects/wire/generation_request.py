@@ -80,8 +80,11 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
 class SamplingFields(GenerationRequest, frozen=True, kw_only=True):
     """Fields that chat completions, completions and responses share. Null means the default.
 
-    From ``top_k`` on the fields are extensions, spelled as vLLM spells them; ``stream_interval`` is
-    machd's own.
+    From ``top_k`` on the fields are extensions, spelled as vLLM spells them; ``stream_interval`` and
+    ``return_cache_diagnosis`` are machd's own.
+
+    Attributes:
+        return_cache_diagnosis: Say in the usage why the prefix cache had no more of the prompt.
     """
 
     temperature: bounds.Temperature | None = None
@@ -98,6 +101,7 @@ class SamplingFields(GenerationRequest, frozen=True, kw_only=True):
     stream_interval: bounds.StreamInterval | None = None
     priority: PriorityName | bounds.PriorityNumber | None = None
     cache_salt: bounds.CacheSalt | None = None
+    return_cache_diagnosis: bool | None = None
 
     @property
     def is_stream(self) -> bool:
@@ -138,6 +142,7 @@ class SamplingFields(GenerationRequest, frozen=True, kw_only=True):
             stream_interval=self.stream_interval,
             priority=self._priority(service_tier),
             cache_salt=self.cache_salt,
+            includes_cache_diagnosis=bool(self.return_cache_diagnosis),
         )
 
     def _priority(self, service_tier: str | None) -> PriorityName:

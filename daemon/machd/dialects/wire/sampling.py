@@ -58,7 +58,6 @@ class SamplingRequest(OtherServersFields, frozen=True, kw_only=True):
         min_tokens: Tokens before which the completion does not end by itself.
         bad_words: Texts that do not occur in the answer.
         truncate_prompt_tokens: Keep the end of a longer prompt; of a conversation, its latest turns.
-        return_cache_diagnosis: Say in the usage why the prefix cache had no more of the prompt.
     """
 
     max_tokens: bounds.MaxTokens | None = None
@@ -77,7 +76,6 @@ class SamplingRequest(OtherServersFields, frozen=True, kw_only=True):
     allowed_token_ids: bounds.AllowedTokenIds | None = None
     prompt_logprobs: bounds.PromptLogprobs | None = None
     truncate_prompt_tokens: bounds.TruncatedTokens | None = None
-    return_cache_diagnosis: bool | None = None
 
     response_format: ResponseFormat | None = None
     guided_json: ObjectSource = UNSET
@@ -197,7 +195,6 @@ class SamplingRequest(OtherServersFields, frozen=True, kw_only=True):
             include_usage=bool(
                 self.stream and self.stream_options and self.stream_options.include_usage
             ),
-            includes_cache_diagnosis=bool(self.return_cache_diagnosis),
         )
 
     def _repetition_penalty(self) -> float:

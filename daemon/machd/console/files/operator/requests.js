@@ -13,7 +13,8 @@ const CACHE_REASONS = {
   evicted: (tokens) => `more than ${tokens} were kept once, and are not any more`,
   adapter: (tokens) => `more than ${tokens} are kept for another adapter`,
   other_namespace: (tokens) => `more than ${tokens} are kept for another client`,
-  kind_cannot: () => "this model's cache cannot begin in the middle",
+  kind_cannot: () => "this model's cache cannot begin there",
+  off: () => "the prefix cache is off",
   prompt_logprobs: () => "prompt log-probabilities need it all computed",
 };
 
