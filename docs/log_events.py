@@ -305,6 +305,7 @@ LOG_EVENTS: tuple[LogEvent, ...] = (
             "cached_tokens",
             "cache_reason",
             "cache_parted_at_tokens",
+            "normalised",
             "images",
             "videos",
             "inputs",
@@ -324,7 +325,8 @@ LOG_EVENTS: tuple[LogEvent, ...] = (
         ),
         "A request for a generation, or to an embedding model or classifier, which has `inputs`, ended, well or not; one "
         "line each. `cache_reason` and `cache_parted_at_tokens` are of the first prompt: why the prefix cache had no more of "
-        "it, and how many tokens it has in common with a kept text; null where it never began.",
+        "it, and how many tokens it has in common with a kept text; null where it never began. `normalised` names the rules of "
+        "`cache.normalise` that took something out of it.",
     ),
     LogEvent(
         "request.unknown_fields",

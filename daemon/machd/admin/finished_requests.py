@@ -35,6 +35,7 @@ class FinishedRequest(Struct, frozen=True, kw_only=True):
         cached_tokens: Prompt tokens found in the prefix cache.
         cache_reason: Why it had no more of the first prompt; null of one that it was not asked about.
         cache_parted_at_tokens: Tokens that the first prompt has in common with a kept text; null as above.
+        normalised: Rules of ``cache.normalise`` that took something out of the first prompt.
         prompt_tps: Prompt tokens computed a second; null where none was.
         generation_tps: Completion tokens a second; null before the second one.
         decode_mode: Null of one that never had a slot, and of an encoder.
@@ -56,6 +57,7 @@ class FinishedRequest(Struct, frozen=True, kw_only=True):
     cached_tokens: int
     cache_reason: CacheReason | None
     cache_parted_at_tokens: int | None
+    normalised: list[str]
     completion_tokens: int
     prompt_tps: float | None
     generation_tps: float | None
@@ -109,6 +111,7 @@ def _finished(record: RequestRecord, unix_s: float) -> FinishedRequest:
         cached_tokens=record.cached_tokens,
         cache_reason=record.cache_reason,
         cache_parted_at_tokens=record.cache_parted_at_tokens,
+        normalised=list(record.applied_rules),
         completion_tokens=record.completion_tokens,
         prompt_tps=tokens_per_s(
             record.first_prompt_tokens - record.first_cached_tokens, record.prefill_s

@@ -10,7 +10,8 @@ from msgspec import UNSET, Struct, UnsetType, structs
 
 from machd.admin.context import AdminContext
 from machd.clock import Clock
-from machd.generations.generation import Generation, GenerationIdentity
+from machd.generations.generation import Generation
+from machd.generations.identity import GenerationIdentity
 from machd.generations.prefill_progress import Phase, phase_of, prefill_progress
 from machd.link.snapshot import LoopSnapshot
 from machd.scheduler.events import DecodeMode

@@ -29,7 +29,8 @@ from machd.errors import (
     MachdError,
     NotFoundError,
 )
-from machd.generations.generation import GenerationIdentity, GenerationUsage
+from machd.generations.generation import GenerationUsage
+from machd.generations.identity import GenerationIdentity
 from machd.generations.service import GenerationService
 from machd.http.authentication import ANONYMOUS
 from machd.http.bodies import read_json

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from machd.cli.cache_advice import advice
 from machd.cli.cache_replay import CacheReplay
@@ -23,11 +23,14 @@ from machd.engine.protocol.media import Media
 from machd.errors import MachdError
 from machd.generations.service import cache_namespace
 from machd.reading.conversation import NO_MEDIA, prepare_conversation
+from machd.reading.normalised_messages import NormalisedMessages
 from machd.reading.prompt_places import PromptPart, PromptPlace
+from machd.reading.prompt_rules import TEMPLATE_DATE
 from machd.request.conversation import Conversation
 from machd.scheduler.block_tree import common_tokens
 from machd.scheduler.events import CacheReason
 from machd.scheduler.prefix_limits import PrefixConfig, PrefixLimits
+from machd.settings.cache import PromptRuleName
 
 _MIN_SAVED_TOKENS = 64
 """Fewest tokens behind a change that are worth a word: two conversations may have as many of the template's own in common."""
@@ -68,6 +71,7 @@ class CacheReporter:
         *,
         is_shared: bool,
         decode_media: DecodeMedia = no_media,
+        rules: Collection[PromptRuleName] = (),
     ) -> None:
         """Start with an empty cache.
 
@@ -77,11 +81,14 @@ class CacheReporter:
             limits: Limits of the cache.
             is_shared: Whether all clients share one namespace: ``cache.namespace``.
             decode_media: Decodes images and videos.
+            rules: Names of the rules that take texts out of prompts: ``cache.normalise``.
         """
         self._front = front
         self._shape = shape
         self._is_shared = is_shared
         self._decode_media = decode_media
+        self._rules = rules
+        self._normalised = 0
         self._replay = CacheReplay(shape, limits)
         self._earlier: deque[tuple[str, RenderedRequest]] = deque(maxlen=_MAX_COMPARED)
         self._lookups: list[LookupReport] = []
@@ -95,10 +102,14 @@ class CacheReporter:
         if isinstance(recorded, SkippedLine):
             self._skipped.append(SkippedReport(line=recorded.line, reason=recorded.reason))
             return
-        conversation = recorded.conversation
+        sent = recorded.conversation
+        left = NormalisedMessages(sent.messages, self._rules)
+        # What rules take out is no difference between two requests.
+        conversation = replace(sent, messages=left.messages)
+        others = [one for one in self._rules if one == TEMPLATE_DATE]
         try:
             decoded = self._decode_media(conversation)
-            prepared = prepare_conversation(conversation, self._front, decoded)
+            prepared = prepare_conversation(conversation, self._front, decoded, others)
         except MachdError as error:
             reason = f"machd would refuse it: {error}"
             self._skipped.append(SkippedReport(line=recorded.line, reason=reason))
@@ -109,6 +120,7 @@ class CacheReporter:
             return
         namespace = cache_namespace(recorded.client, recorded.salt, is_shared=self._is_shared)
         request = RenderedRequest(recorded.line, conversation, prepared)
+        self._normalised += bool(left.removed or prepared.removed)
         self._long += len(prepared.prompt) >= self._front.model.context_tokens
         self._look_up(request, namespace)
         self._earlier.append((namespace, request))
@@ -199,6 +211,11 @@ class CacheReporter:
 
     def _notes(self) -> list[str]:
         notes = []
+        if self._normalised:
+            notes.append(
+                f"cache.normalise takes texts out of {self._normalised} of the prompts; "
+                "messages are counted without those that it takes whole"
+            )
         if self._long:
             notes.append(
                 f"{self._long} of the prompts have no room in the context of "

@@ -119,6 +119,7 @@ def _report(
         prefix_limits(state, settings, available_bytes),
         is_shared=settings.cache.namespace == "shared",
         decode_media=_decoder(front, settings),
+        rules=settings.cache.normalise,
     )
     with EstimatingBar(total=_count_lines(file)) as progress:
         for one in recorded_requests(file):

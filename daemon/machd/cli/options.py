@@ -242,7 +242,7 @@ def _folded(spellings: str, text: str) -> tuple[str, str]:
 def _metavar(key: SettingKey) -> str | None:
     if key.is_bool:
         return None
-    if key.choices:
+    if key.choices and not key.is_list:
         return f"[{'|'.join(key.choices)}]"
     if key.words:
         return f"[{'|'.join((*key.words, key.kind.upper()))}]"
@@ -251,7 +251,8 @@ def _metavar(key: SettingKey) -> str | None:
 
 def _help_text(key: SettingKey) -> str:
     default = "" if key.default in {None, ()} else f"  [default: {_plain(key.default)}]"
-    return f"{key.description}{default}"
+    words = f" Any of {', '.join(key.choices)}." if key.choices and key.is_list else ""
+    return f"{key.description}{words}{default}"
 
 
 def _plain(value: object) -> str:

@@ -82,7 +82,7 @@ def read_line(number: int, line: bytes) -> RecordedConversation | SkippedLine:
         return SkippedLine(number, f"machd would refuse it: {error}")
     if not conversation.messages:
         return SkippedLine(number, "it has no messages")
-    located = replace(conversation, is_located=True)
+    located = replace(conversation, is_located=True, message_indices=None)
     return RecordedConversation(number, recorded.client, salt, located)
 
 

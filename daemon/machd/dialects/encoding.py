@@ -17,7 +17,7 @@ from machd.dialects.wire.encoder_request import EncoderRequest
 from machd.engine.protocol.engine import ModelDescription
 from machd.errors import InvalidRequestError
 from machd.generations.encodings import Encoded, MakeInputs
-from machd.generations.generation import GenerationIdentity
+from machd.generations.identity import GenerationIdentity
 from machd.http.authentication import client_name, is_operator
 from machd.http.context import ServerContext
 from machd.http.leases import note_model

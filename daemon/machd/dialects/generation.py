@@ -19,7 +19,7 @@ from machd.dialects.wire.bounds import MAX_PROMPT_LOGPROBS
 from machd.dialects.wire.generation_request import GenerationRequest
 from machd.engine.protocol.engine import ModelDescription
 from machd.errors import InvalidRequestError
-from machd.generations.generation import GenerationIdentity
+from machd.generations.identity import GenerationIdentity
 from machd.generations.trace_context import new_trace
 from machd.http.authentication import client_name, is_operator
 from machd.http.cold_stream import ColdRequest, note_cold
@@ -169,6 +169,7 @@ def respond(  # noqa: PLR0913 - one argument for each part of an answer
             guidance=first.guidance,
             media=first.media,
             places=first.places,
+            removed=first.removed,
         ),
         dialect,
         StreamPolicy(

@@ -22,7 +22,8 @@ from machd.dialects.wire.sampling import SamplingRequest
 from machd.engine.protocol.engine import ModelFront
 from machd.engine.protocol.fill_format import ContextFile, FillFormat
 from machd.errors import InvalidRequestError, MachdError, UnsupportedParameterError
-from machd.generations.generation import ChoiceDelta, GenerationUsage
+from machd.generations.choice import ChoiceDelta
+from machd.generations.generation import GenerationUsage
 from machd.generations.prefill_progress import PrefillProgress
 from machd.http.context import ServerContext
 from machd.http.sse import COMMENT_KEEP_ALIVE, EVENT_STREAM, data_frame

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from machd.engine.protocol.step import PromptLogprob, SampledToken, ScoredPrompt, TokenLogprob
 from machd.engine.protocol.tokenizer import Detokenizer, Tokenizer
-from machd.generations.generation import ChoiceDelta
+from machd.generations.choice import ChoiceDelta
 
 LOGPROB_FLOOR = -9999.0
 """What OpenAI's API writes for a token of no probability; JSON has no minus infinity."""

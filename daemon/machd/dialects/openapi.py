@@ -35,7 +35,7 @@ _DESCRIBED: dict[str, tuple[str, Json]] = {
     "X-Active-Loops": ("Generation loops active in the scheduler.", _COUNT),
     "X-Coalesced": ("Id of the request whose decode was shared; only where one was.", _ID),
     "X-Cache-Diagnosis": (
-        "Why the prefix cache had no more of the prompt, and how many tokens it had; not there where that was not known yet.",
+        "Why the prefix cache had no more of the prompt, and which rules took texts out of it; not there where that was not known.",
         _TEXT,
     ),
     "X-Model-State": (

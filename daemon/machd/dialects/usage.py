@@ -35,17 +35,36 @@ class PromptPlaceDetails(Struct, frozen=True, kw_only=True):
     tool_index: int | None
 
 
+class RemovedTextDetails(Struct, frozen=True, kw_only=True):
+    """A text that a rule of ``cache.normalise`` took out of the prompt.
+
+    Attributes:
+        rule: Name of the rule.
+        message_index: The request's message or item that had it, from 0; null for one in another field, and for a text of the
+            chat template.
+        role: The role of that message; null for a text of the chat template.
+        characters: Its length.
+    """
+
+    rule: str
+    message_index: int | None
+    role: str | None
+    characters: int
+
+
 class CacheDiagnosisDetails(Struct, frozen=True, kw_only=True):
     """Why the prefix cache had no more of the first prompt.
 
     Attributes:
         parted_at_tokens: Tokens in common with a text that is kept.
         parted_at: The same place in the conversation or text; null where that is not known.
+        normalised: What the operator's rules took out of the prompt; left out where that is nothing.
     """
 
     reason: CacheReason
     parted_at_tokens: int
     parted_at: PromptPlaceDetails | None
+    normalised: list[RemovedTextDetails] | UnsetType = UNSET
 
     @classmethod
     def of(cls, usage: GenerationUsage, *, is_asked: bool) -> Self | UnsetType:
@@ -57,6 +76,7 @@ class CacheDiagnosisDetails(Struct, frozen=True, kw_only=True):
             reason=told.client_reason,
             parted_at_tokens=told.parted_at_tokens,
             parted_at=None if place is None else PromptPlaceDetails(**asdict(place)),
+            normalised=[RemovedTextDetails(**asdict(one)) for one in usage.removed] or UNSET,
         )
 
 

@@ -20,9 +20,9 @@ from machd.errors import (
     QueueFullError,
     RequestTimeoutError,
 )
-from machd.generations.generation import GenerationIdentity, finish_reason
+from machd.generations.identity import GenerationIdentity
 from machd.generations.open_generations import OpenGenerations
-from machd.generations.record import RequestRecord
+from machd.generations.record import RequestRecord, finish_reason
 from machd.scheduler.events import FinishReason
 from machd.served.served_model import ServedModel
 from machd.served.vector_cache import vector_keys

@@ -8,27 +8,22 @@ from dataclasses import dataclass, field
 
 from msgspec import structs
 
-from machd.engine.protocol.step import RowOutput, SampledToken
-from machd.errors import AbortError, ClientDisconnectedError, MachdError, UnavailableError
+from machd.engine.protocol.step import SampledToken
+from machd.errors import ClientDisconnectedError, MachdError
+from machd.generations.choice import Choice, ChoiceDelta, ChoiceNews
 from machd.generations.fanout import SequenceEvent, Stream
-from machd.generations.record import RequestRecord
-from machd.generations.trace_context import TraceContext
+from machd.generations.identity import GenerationIdentity
+from machd.generations.record import RequestRecord, finish_reason
+from machd.reading.normalised_messages import RemovedText
 from machd.reading.output import (
     PLAIN_OUTPUT,
     OutputFormat,
-    OutputParser,
-    OutputPiece,
-    ToolCallEnd,
-    ToolCallStart,
-    joined_pieces,
 )
 from machd.reading.prompt_places import Places, PromptPlace
 from machd.reading.text import CompletionText
-from machd.request.adapter import Adapter
 from machd.request.media import MediaKind
 from machd.scheduler.events import (
     CacheDiagnosis,
-    FinishReason,
     OutputGenerated,
     PromptLookedUp,
     SequenceAdmitted,
@@ -36,73 +31,7 @@ from machd.scheduler.events import (
     SequenceStarted,
 )
 
-TOOL_CALLS = "tool_calls"
-"""The finish reason of a choice that ended by itself with a tool call."""
-
 AbortSequences = Callable[[tuple[str, ...], MachdError | None], None]
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationIdentity:
-    """The client, the endpoint and the ids of a request; never its text.
-
-    Attributes:
-        generation_id: The answer's id, which is unique.
-        request_id: The request's id; one that a client sets need not be unique.
-        endpoint: Name of the endpoint family, such as ``chat_completions``.
-        client: Name of the API key, or ``anonymous``.
-        arrived_s: On the monotonic clock.
-        created_unix_s: Whole seconds, as the answer carries it.
-        model: The served model's id.
-        trace: The trace that the request is part of, if any.
-        is_limited: Whether it counts for the client's limits; an operator's own requests do not.
-        adapters: Adapters that compute the answer; empty for the model itself.
-    """
-
-    generation_id: str
-    request_id: str
-    endpoint: str
-    client: str
-    arrived_s: float
-    created_unix_s: int
-    model: str = ""
-    trace: TraceContext | None = None
-    is_limited: bool = True
-    adapters: tuple[Adapter, ...] = ()
-
-    @property
-    def adapter_name(self) -> str | None:
-        """Names of the adapters, joined by a plus sign; None without one."""
-        return "+".join(one.name for one in self.adapters) or None
-
-
-@dataclass(frozen=True, slots=True)
-class ChoiceDelta:
-    """The text and outputs that one choice gained since the last read.
-
-    Attributes:
-        outputs: The row's outputs in order: tokens, and at most one of every other kind, in or before the
-            choice's first delta.
-        text: Text as generated, markers of thoughts and calls included.
-        finish_reason: With the last delta of a choice: ``stop``, ``length``, or ``tool_calls``
-            where it called something.
-        pieces: The text split into thoughts, content and calls.
-        stop: The stop text that ended the choice, with its last delta.
-        stop_token: The token that ended it and is not part of its text, with its last delta.
-    """
-
-    index: int
-    text: str
-    outputs: tuple[RowOutput, ...]
-    finish_reason: str | None
-    pieces: tuple[OutputPiece, ...] = ()
-    stop: str | None = None
-    stop_token: SampledToken | None = None
-
-    @property
-    def tokens(self) -> tuple[SampledToken, ...]:
-        """The tokens among the outputs."""
-        return tuple([one for one in self.outputs if isinstance(one, SampledToken)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +61,7 @@ class GenerationUsage:
             a prefix cache; not part of equality.
         parted_at: Where in the conversation the prompt parted from the texts that are kept; None unless asked for, and where
             that is not known.
+        removed: What rules took out of the first prompt.
         timing: Time of each phase; not part of equality.
     """
 
@@ -141,6 +71,7 @@ class GenerationUsage:
     reasoning_tokens: int = 0
     diagnosis: CacheDiagnosis | None = field(default=None, compare=False)
     parted_at: PromptPlace | None = field(default=None, compare=False)
+    removed: tuple[RemovedText, ...] = ()
     timing: GenerationTiming = field(default=GenerationTiming(), compare=False)
 
 
@@ -159,60 +90,6 @@ class SequenceCounts:
     admitted_s: float | None
 
 
-class _Choice:
-    """A choice of the answer, and the text of its sequence."""
-
-    __slots__ = (
-        "admitted_s",
-        "cached_tokens",
-        "completion_tokens",
-        "diagnosis",
-        "finish_reason",
-        "has_called",
-        "index",
-        "known_kinds",
-        "parser",
-        "reasoning_tokens",
-        "sequence_id",
-        "text",
-    )
-
-    def __init__(
-        self, index: int, sequence_id: str, text: CompletionText, parser: OutputParser
-    ) -> None:
-        self.index = index
-        self.sequence_id = sequence_id
-        self.text = text
-        self.parser = parser
-        self.admitted_s: float | None = None
-        self.cached_tokens = 0
-        self.diagnosis: CacheDiagnosis | None = None
-        self.completion_tokens = 0
-        self.reasoning_tokens = 0
-        self.finish_reason: str | None = None
-        self.has_called = False
-        self.known_kinds: set[type[RowOutput]] = set()
-
-    @property
-    def has_begun(self) -> bool:
-        """True once its prompt is computed."""
-        return self.completion_tokens > 0 or self.finish_reason is not None
-
-    def take_kind(self, output: RowOutput) -> bool:
-        """Note an output that is no token; return False for a repetition by a resumed sequence."""
-        is_new = type(output) not in self.known_kinds
-        self.known_kinds.add(type(output))
-        return is_new
-
-
-@dataclass(slots=True)
-class _News:
-    """The new events of one choice."""
-
-    outputs: list[RowOutput] = field(default_factory=list)
-    finished: SequenceFinished | None = None
-
-
 class Generation:
     """The completions of one request, on the event loop. The opener must call ``close``."""
 
@@ -225,6 +102,7 @@ class Generation:
         prompt_tokens: Sequence[int],
         media_kinds: Sequence[MediaKind] = (),
         places: Places | None = None,
+        removed: tuple[RemovedText, ...] = (),
         output: OutputFormat = PLAIN_OUTPUT,
         streams: bool = True,
         abort: AbortSequences,
@@ -241,6 +119,7 @@ class Generation:
             prompt_tokens: Number of tokens of each prompt.
             media_kinds: Kind of each image and video in the prompts.
             places: Places of the first prompt's tokens in its conversation; None if no place is to be told.
+            removed: What rules took out of the first prompt.
             output: Splits a choice's text into thoughts, content and calls.
             streams: Whether the client sees the answer while it is generated.
             abort: Ends sequences; safe to call for finished ones.
@@ -253,13 +132,19 @@ class Generation:
         self.identity = identity
         self._stream = stream
         self._choices = {
-            sequence_id: _Choice(index, sequence_id, text, output.parser(streams=streams))
+            sequence_id: Choice(
+                index,
+                sequence_id,
+                text,
+                output.parser(streams=streams),
+                stops_after_call=output.stops_after_call,
+            )
             for index, (sequence_id, text) in enumerate(choices)
         }
-        self._stops_after_call = output.stops_after_call
         self._prompt_tokens = sum(prompt_tokens)
         self._media_kinds = media_kinds
         self._places = places
+        self._removed = removed
         self._tokens_of_prompts = tuple(prompt_tokens)
         self._choices_per_prompt = len(choices) // len(prompt_tokens)
         self._abort_sequences = abort
@@ -290,6 +175,7 @@ class Generation:
             sum(choice.reasoning_tokens for choice in choices),
             self.diagnosis,
             self._parted_at,
+            self._removed,
             self._timing,
         )
 
@@ -331,6 +217,11 @@ class Generation:
     def diagnosis(self) -> CacheDiagnosis | None:
         """Why the prefix cache had so much of the first prompt and no more; None before that is known."""
         return next(iter(self._choices.values())).diagnosis
+
+    @property
+    def applied_rules(self) -> tuple[str, ...]:
+        """Names of the rules that took something out of the first prompt, each once."""
+        return tuple(dict.fromkeys(one.rule for one in self._removed))
 
     @property
     def first_token_s(self) -> float | None:
@@ -428,6 +319,7 @@ class Generation:
             first_cached_tokens=first.cached_tokens,
             cache_reason=None if diagnosis is None else diagnosis.reason,
             cache_parted_at_tokens=None if diagnosis is None else diagnosis.parted_at_tokens,
+            applied_rules=self.applied_rules,
             completion_tokens=self.usage.completion_tokens,
             queue_s=started_s - identity.arrived_s,
             prefill_s=timing.prefill_s,
@@ -493,13 +385,14 @@ class Generation:
             self._error = self._error or error
             return []
         self._charge()
-        news: dict[str, _News] = {}
+        news: dict[str, ChoiceNews] = {}
         for event in events:
             self._note(event, news)
-        deltas = [self._grow(self._choices[one], gained) for one, gained in news.items()]
+        grown = [(self._choices[one], gained) for one, gained in news.items()]
+        deltas = [self._grow(*one) for one in grown if one[0].finish_reason is None]
         return [delta for delta in deltas if delta is not None]
 
-    def _note(self, event: SequenceEvent, news: dict[str, _News]) -> None:
+    def _note(self, event: SequenceEvent, news: dict[str, ChoiceNews]) -> None:
         """Apply one event to the request's record or to a choice's delta."""
         match event:
             case SequenceAdmitted() | SequenceStarted():
@@ -508,7 +401,7 @@ class Generation:
                 self._choices[sequence_id].diagnosis = diagnosis
                 self._choices[sequence_id].cached_tokens = diagnosis.cached_tokens
             case OutputGenerated(sequence_id, output):
-                outputs = news.setdefault(sequence_id, _News()).outputs
+                outputs = news.setdefault(sequence_id, ChoiceNews()).outputs
                 if isinstance(output, SampledToken):
                     self._note_token(event.at_s)
                 elif not self._choices[sequence_id].take_kind(output):
@@ -518,7 +411,7 @@ class Generation:
                 if event.stop_token is not None:
                     self._note_token(event.at_s)
                 self._choices[sequence_id].cached_tokens = event.cached_tokens
-                news.setdefault(sequence_id, _News()).finished = event
+                news.setdefault(sequence_id, ChoiceNews()).finished = event
 
     def _note_token(self, at_s: float) -> None:
         if self._first_token_s is None:
@@ -532,88 +425,11 @@ class Generation:
         elif self._first_token_s is None and self._admission is not None:
             self._admission = structs.replace(self._admission, decode_mode=event.decode_mode)
 
-    def _grow(self, choice: _Choice, news: _News) -> ChoiceDelta | None:
-        if choice.finish_reason is not None:
-            return None  # a stop string ended it; tokens that were generated meanwhile are dropped
-        texts: list[str] = []
-        pieces: list[OutputPiece] = []
-        stop_token: SampledToken | None = None
-        used = 0
-        for output in news.outputs:
-            used += 1
-            if not isinstance(output, SampledToken):
-                continue
-            texts.append(choice.text.push(output.token_id))
-            choice.completion_tokens += 1
-            was_thinking = choice.parser.is_thinking
-            pieces += choice.parser.push(texts[-1])
-            choice.reasoning_tokens += was_thinking or choice.parser.is_thinking
-            if choice.text.is_stopped or self._has_enough(pieces):
-                break
-        if choice.text.is_stopped or self._has_enough(pieces):
-            choice.finish_reason = FinishReason.STOP.value
+    def _grow(self, choice: Choice, news: ChoiceNews) -> ChoiceDelta | None:
+        delta = choice.grow(news)
+        self._error = self._error or choice.error
+        if choice.is_cut:
             self._abort_sequences((choice.sequence_id,), None)
-        elif news.finished is not None:
-            stop_token = news.finished.stop_token
-            texts.append(self._settle(choice, news.finished))
-            pieces += choice.parser.push(texts[-1])
-        self._end(choice, pieces)
-        text = "".join(texts)
-        if not used and not text and choice.finish_reason is None:
-            return None
-        return ChoiceDelta(
-            choice.index,
-            text,
-            tuple(news.outputs[:used]),
-            choice.finish_reason,
-            joined_pieces(pieces),
-            choice.text.stopped_by,
-            stop_token,
-        )
-
-    def _has_enough(self, pieces: Sequence[OutputPiece]) -> bool:
-        """Return whether a choice has made its only call, if the client allows one."""
-        return self._stops_after_call and any(isinstance(one, ToolCallEnd) for one in pieces)
-
-    def _end(self, choice: _Choice, pieces: list[OutputPiece]) -> None:
-        """Read a finished choice to its end, and note whether it called something."""
-        if choice.finish_reason is not None:
-            has_ended_itself = choice.finish_reason == FinishReason.STOP.value
-            is_cut = choice.text.is_stopped or not has_ended_itself
-            pieces += choice.parser.finish(is_cut=is_cut)
-        if self._has_enough(pieces):
-            first = next(i for i, one in enumerate(pieces) if isinstance(one, ToolCallEnd))
-            del pieces[first + 1 :]
-        for piece in pieces:
-            if isinstance(piece, ToolCallStart | ToolCallEnd):
-                # An incomplete call does not count.
-                choice.has_called = isinstance(piece, ToolCallEnd)
-        if choice.has_called and choice.finish_reason == FinishReason.STOP.value:
-            choice.finish_reason = TOOL_CALLS
-
-    def _settle(self, choice: _Choice, finished: SequenceFinished) -> str:
-        """Note how a choice ended, and return the text that was held back for stop strings."""
-        if finished.error is not None:
-            self._error = self._error or finished.error
-            return ""
-        if self._error is None and not self._is_closed:
+        elif choice.finish_reason is not None and self._error is None and not self._is_closed:
             self._submit_next()
-        choice.completion_tokens = finished.completion_tokens
-        rest = choice.text.finish()
-        # Text that was held back may complete a stop string once no more bytes can come.
-        is_stopped = choice.text.is_stopped
-        choice.finish_reason = FinishReason.STOP.value if is_stopped else finished.reason.value
-        return rest
-
-
-def finish_reason(reason: str | None, error: MachdError | None) -> str:
-    """Return the finish reason of a request's record; ``reason`` is that of its first choice, None without one."""
-    match error:
-        case None:
-            return reason or FinishReason.ABORT.value
-        case UnavailableError():
-            return "reject"
-        case AbortError():
-            return FinishReason.ABORT.value
-        case _:
-            return FinishReason.ERROR.value
+        return delta

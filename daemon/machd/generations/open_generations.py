@@ -16,7 +16,8 @@ from machd.clock import Clock
 from machd.errors import DrainDeadlineError, MachdError, OverloadedError
 from machd.generations.compilations import Compilations
 from machd.generations.decodings import Decodings, MediaRules
-from machd.generations.generation import Generation, GenerationIdentity
+from machd.generations.generation import Generation
+from machd.generations.identity import GenerationIdentity
 from machd.generations.key_limits import KeyLimits
 from machd.generations.record import RequestObserver, RequestRecord
 from machd.generations.workers import Workers

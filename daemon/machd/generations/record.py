@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from machd.errors import AbortError, MachdError, UnavailableError
 from machd.generations.trace_context import TraceContext
-from machd.scheduler.events import CacheReason, DecodeMode
+from machd.scheduler.events import CacheReason, DecodeMode, FinishReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class RequestRecord:
         cache_reason: Why the prefix cache had no more of the first prompt, for operators; None where it never began, and
             without a prefix cache.
         cache_parted_at_tokens: Tokens that the first prompt has in common with a kept text; None as above.
+        applied_rules: Names of the rules of ``cache.normalise`` that took something out of the first prompt.
         trace: The trace that the request is part of, if any.
         images: Images of its prompt.
         videos: Videos of its prompt.
@@ -62,6 +64,7 @@ class RequestRecord:
     first_cached_tokens: int = 0
     cache_reason: CacheReason | None = None
     cache_parted_at_tokens: int | None = None
+    applied_rules: tuple[str, ...] = ()
     trace: TraceContext | None = None
     images: int = 0
     videos: int = 0
@@ -76,3 +79,16 @@ class RequestObserver(Protocol):
     def on_request(self, record: RequestRecord) -> None:
         """Receive a record; must be quick and must not raise."""
         ...
+
+
+def finish_reason(reason: str | None, error: MachdError | None) -> str:
+    """Return the finish reason of a request's record; ``reason`` is that of its first choice, None without one."""
+    match error:
+        case None:
+            return reason or FinishReason.ABORT.value
+        case UnavailableError():
+            return "reject"
+        case AbortError():
+            return FinishReason.ABORT.value
+        case _:
+            return FinishReason.ERROR.value

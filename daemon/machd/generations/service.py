@@ -24,10 +24,12 @@ from machd.errors import (
 )
 from machd.generations.encodings import Encodings
 from machd.generations.fanout import Fanout
-from machd.generations.generation import Generation, GenerationIdentity
+from machd.generations.generation import Generation
+from machd.generations.identity import GenerationIdentity
 from machd.generations.open_generations import GenerationLimits, OpenGenerations
 from machd.reading.conversation import PreparedConversation, prepare_conversation
 from machd.reading.guidance import NO_GUIDANCE, Guidance
+from machd.reading.normalised_messages import RemovedText
 from machd.reading.prompt_places import Places
 from machd.reading.text import CompletionText
 from machd.request.adapter import Adapter, adapter_namespace
@@ -109,7 +111,11 @@ class GenerationService:
         with self._open.preparing(client):
             decoded = await self._decoded(conversation, client, salt)
             prepared = await self.in_chat_worker(
-                prepare_conversation, conversation, self.served.front, decoded
+                prepare_conversation,
+                conversation,
+                self.served.front,
+                decoded,
+                self.served.prompt_rules,
             )
             grammar = None
             for constraint in prepared.constraints:
@@ -180,6 +186,7 @@ class GenerationService:
         guidance: Guidance = NO_GUIDANCE,
         media: tuple[MediaSpan, ...] = (),
         places: Places | None = None,
+        removed: tuple[RemovedText, ...] = (),
     ) -> Generation:
         """Start ``options.n`` completions of every prompt.
 
@@ -191,6 +198,7 @@ class GenerationService:
             guidance: Grammar and thinking of the completions, and how they are split.
             media: Images and videos of the one prompt that has any.
             places: Places of the first prompt's tokens in its conversation or text; None if no place is to be told.
+            removed: What rules took out of the first prompt.
 
         Raises:
             NotReadyError, DrainingError, EngineFaultError: No new work is taken.
@@ -234,6 +242,7 @@ class GenerationService:
             prompt_tokens=[len(prompt) for prompt in prompts],
             media_kinds=[one.media.kind for one in media],
             places=places,
+            removed=removed,
             output=guidance.output,
             streams=options.stream,
             abort=self._abort,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from machd.generations.generation import ChoiceDelta
+from machd.generations.choice import ChoiceDelta
 from machd.reading.output import joined_pieces
 
 

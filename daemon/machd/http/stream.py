@@ -17,7 +17,8 @@ from litestar.types import Receive, Scope, Send
 
 from machd.clock import Clock
 from machd.errors import ClientDisconnectedError, ClientStalledError, MachdError, RowFaultError
-from machd.generations.generation import ChoiceDelta, Generation, GenerationUsage
+from machd.generations.choice import ChoiceDelta
+from machd.generations.generation import Generation, GenerationUsage
 from machd.generations.prefill_progress import PrefillProgress, phase_of, prefill_progress
 from machd.http.answering import connection_of
 from machd.http.pacing import Pacer, merge_deltas
@@ -25,9 +26,12 @@ from machd.http.sse import COMMENT_KEEP_ALIVE, EVENT_STREAM, comment
 from machd.http.told_progress import LOOK_S, TellProgress, ToldProgress
 from machd.link.snapshot import LoopSnapshot
 from machd.panics import ENDINGS
-from machd.scheduler.events import CacheDiagnosis, SequenceAdmitted
+from machd.scheduler.events import SequenceAdmitted
 
 _ROW_FAULT = "the generation failed inside the server"
+_UNKNOWN = "unknown"
+"""The reason before a prompt was looked up."""
+
 _Headers = list[tuple[bytes, bytes]]
 
 
@@ -172,7 +176,7 @@ class GenerationResponse:
                 (b"content-type", b"application/json"),
                 (b"content-length", str(len(body)).encode()),
                 *_mode_headers(await self._generation.admitted()),
-                *_diagnosis_headers(self._generation.diagnosis),
+                *_diagnosis_headers(self._generation),
                 *self._notes,
             ]
         )
@@ -237,7 +241,7 @@ class GenerationResponse:
         return is_idle or sender.silent_s >= self._policy.keepalive_s
 
     async def _open(self, sender: _Sender, admission: SequenceAdmitted) -> None:
-        diagnosis = _diagnosis_headers(self._generation.diagnosis)
+        diagnosis = _diagnosis_headers(self._generation)
         await self._start_events(sender, [*_mode_headers(admission), *diagnosis])
         if opening := self._dialect.opening(self._generation.usage):
             await sender.send(opening)
@@ -275,7 +279,8 @@ class GenerationResponse:
                 if done:
                     return waiting.result()
                 if (state := self._policy.pause()) is not None:
-                    await self._start_events(sender, [state_header(state)])
+                    headers = [state_header(state), *_diagnosis_headers(self._generation)]
+                    await self._start_events(sender, headers)
                     await sender.send(keep_alive(self._dialect, f"waiting, model {state}"))
         finally:
             waiting.cancel()
@@ -347,15 +352,25 @@ def _mode_headers(admission: SequenceAdmitted) -> _Headers:
     return headers
 
 
-def _diagnosis_headers(diagnosis: CacheDiagnosis | None) -> _Headers:
-    """A structured field: a reason with parameters; none where an answer begins before its prompt was looked up."""
-    if diagnosis is None:
+def _diagnosis_headers(generation: Generation) -> _Headers:
+    """A structured field: a reason with parameters; none where there is nothing to tell.
+
+    Where an answer begins before its prompt was looked up, the reason is ``unknown``, and left out unless rules took something
+    out of the prompt.
+    """
+    diagnosis, rules = generation.diagnosis, generation.applied_rules
+    said = [_UNKNOWN]
+    if diagnosis is not None:
+        said = [
+            str(diagnosis.client_reason),
+            f"cached_tokens={diagnosis.cached_tokens}",
+            f"parted_at_tokens={diagnosis.parted_at_tokens}",
+        ]
+    elif not rules:
         return []
-    said = (
-        f"{diagnosis.client_reason}; cached_tokens={diagnosis.cached_tokens}; "
-        f"parted_at_tokens={diagnosis.parted_at_tokens}"
-    )
-    return [(b"x-cache-diagnosis", said.encode())]
+    if rules:
+        said.append(f"normalised={'+'.join(rules)}")
+    return [(b"x-cache-diagnosis", "; ".join(said).encode())]
 
 
 _T = TypeVar("_T")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -15,7 +15,9 @@ from machd.errors import InvalidRequestError
 from machd.reading.chat_output import ChatOutput
 from machd.reading.guidance import Guidance
 from machd.reading.keyed_prompt import KeyedPrompt, keyed_prompt
+from machd.reading.normalised_messages import NormalisedMessages, PlacesInRequest, RemovedText
 from machd.reading.prompt_places import MediaPlaces, Places, prompt_places
+from machd.reading.prompt_rules import TEMPLATE_DATE, writes_date
 from machd.reading.system_messages import merge_opening, place_system_messages
 from machd.reading.tool_grammar import CallSpelling, answer_or_calls, arguments_alone, forced_calls
 from machd.reading.tool_prompt import write_tools
@@ -23,6 +25,7 @@ from machd.reading.truncation import kept_messages, max_prompt_tokens
 from machd.request.constraint import Constraint
 from machd.request.conversation import Conversation, ToolChoiceMode, template_tool
 from machd.request.generation import WHOLE_ROOM, Thinking
+from machd.settings.cache import PromptRuleName
 
 NO_MEDIA: Mapping[int, Media] = {}
 
@@ -40,6 +43,7 @@ class PreparedConversation:
         media: Images and videos of the prompt, in order.
         omitted_media: Number of images and videos in tools' results that a text-only model does not get.
         places: Places of the prompt's tokens in the conversation; None unless asked for, and where they are not known.
+        removed: Texts of the conversation and of the template that rules took out of the prompt.
     """
 
     prompt: tuple[int, ...]
@@ -49,6 +53,7 @@ class PreparedConversation:
     media: tuple[MediaSpan, ...] = ()
     omitted_media: int = 0
     places: Places | None = None
+    removed: tuple[RemovedText, ...] = ()
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -57,11 +62,15 @@ class PreparedConversation:
 
 
 def prepare_conversation(
-    conversation: Conversation, front: ModelFront, decoded: Mapping[int, Media] = NO_MEDIA
+    conversation: Conversation,
+    front: ModelFront,
+    decoded: Mapping[int, Media] = NO_MEDIA,
+    rules: Collection[PromptRuleName] = (),
 ) -> PreparedConversation:
     """Render and tokenise; for a worker thread, as a prompt may be a megabyte.
 
-    ``decoded`` holds the conversation's images and videos by the identities of their sources.
+    ``decoded`` holds the conversation's images and videos by the identities of their sources; ``rules`` name what is taken
+    out of the prompt.
 
     Raises:
         ChatTemplateMissingError: The model takes no conversations.
@@ -71,21 +80,30 @@ def prepare_conversation(
     """
     tokenizer = front.tokenizer
     calls = _Calls.of(conversation, tokenizer)
+    normalised = NormalisedMessages(
+        conversation.messages, rules, indices=conversation.message_indices
+    )
+    conversation = replace(conversation, messages=normalised.messages)
+    is_dated = writes_date(tokenizer, rules)
 
     def rendered(
-        messages: list[dict[str, object]], tools: Sequence[Mapping[str, object]] = calls.tools
+        messages: list[dict[str, object]],
+        tools: Sequence[Mapping[str, object]] = calls.tools,
+        *,
+        is_dated: bool = is_dated,
     ) -> str:
-        shown = replace(calls, tools=tuple(tools))
-        return _rendered(replace(conversation, messages=messages), tokenizer, shown)
+        shown = replace(conversation, messages=messages)
+        return _rendered(shown, tokenizer, replace(calls, tools=tuple(tools)), is_dated=is_dated)
 
     # The template writes the special tokens itself.
     encode = partial(tokenizer.encode, add_special_tokens=False)
     processor = front.media
 
-    def tokenised(messages: list[dict[str, object]]) -> KeyedPrompt:
+    def tokenised(messages: list[dict[str, object]], *, is_dated: bool = is_dated) -> KeyedPrompt:
+        render = partial(rendered, is_dated=is_dated)
         if decoded and processor is not None:
-            return keyed_prompt(messages, decoded, processor, render=rendered, encode=encode)
-        text = rendered(messages)
+            return keyed_prompt(messages, decoded, processor, render=render, encode=encode)
+        text = render(messages)
         return KeyedPrompt(text, tuple(encode(text)))
 
     kept = conversation.messages
@@ -114,9 +132,10 @@ def prepare_conversation(
     constraints = _constraints(conversation, front, calls)
     predicted = _predicted(conversation, tokenizer, front.model.context_tokens)
     guidance = Guidance(None, thinking, predicted, output)
+    dated = prompt if is_dated else tokenised(kept, is_dated=True)
     places: Places | None = None
     if conversation.is_located and prompt.spans:
-        places = MediaPlaces(conversation.messages, prompt.spans, conversation.message_indices)
+        places = MediaPlaces(conversation.messages, prompt.spans)
     elif conversation.is_located:
         pieces = [tokenizer.token_bytes(one) for one in prompt.keys]
         places = prompt_places(
@@ -125,12 +144,23 @@ def prepare_conversation(
             prompt.text,
             pieces,
             tools=calls.tools,
-            indices=conversation.message_indices,
             render=rendered,
         )
     return PreparedConversation(
-        prompt.keys, guidance, dropped_messages, constraints, prompt.spans, places=places
+        prompt.keys,
+        guidance,
+        dropped_messages,
+        constraints,
+        prompt.spans,
+        places=None if places is None else PlacesInRequest(places, normalised),
+        removed=(*normalised.removed, *_removed_date(len(dated.text) - len(prompt.text))),
     )
+
+
+def _removed_date(characters: int) -> Iterator[RemovedText]:
+    """Yield what the template did not write of a date, if it would have written one."""
+    if characters:
+        yield RemovedText(TEMPLATE_DATE, None, None, characters)
 
 
 def _limit_tokens(conversation: Conversation, context_tokens: int) -> float:
@@ -221,7 +251,9 @@ class _Calls:
         return CallSpelling.native(tokenizer, markers[0], eos_token_ids)
 
 
-def _rendered(conversation: Conversation, tokenizer: Tokenizer, calls: _Calls) -> str:
+def _rendered(
+    conversation: Conversation, tokenizer: Tokenizer, calls: _Calls, *, is_dated: bool
+) -> str:
     messages, tools = merge_opening(conversation.messages), calls.tools
     if calls.are_written_by_us:
         messages, tools = write_tools(messages, tools), ()
@@ -237,6 +269,7 @@ def _rendered(conversation: Conversation, tokenizer: Tokenizer, calls: _Calls) -
             continue_final_message=continues,
             tools=tools,
             variables=variables,
+            writes_date=is_dated,
         )
     except InvalidRequestError as error:
         error.param = conversation.messages_param

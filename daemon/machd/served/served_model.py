@@ -18,6 +18,7 @@ from machd.link.snapshot import LoopSnapshot
 from machd.link.speculation_mode import SpeculationDecision, decide_speculation
 from machd.link.state import ServedState
 from machd.served.vector_cache import VectorCache
+from machd.settings.cache import PromptRuleName
 from machd.settings.model import Settings
 
 _MB = 1_000_000
@@ -73,6 +74,11 @@ class ServedModel:
     def grammars(self) -> GrammarCompiler:
         """Compiler of grammars for the model's vocabulary."""
         return self.front.grammars
+
+    @property
+    def prompt_rules(self) -> tuple[PromptRuleName, ...]:
+        """Names of the rules that take texts out of the model's prompts."""
+        return self._settings().cache.normalise
 
     @property
     def media(self) -> MediaProcessor | None:

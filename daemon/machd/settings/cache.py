@@ -12,6 +12,16 @@ from machd.settings.texts import Text
 KvFormatName: TypeAlias = Literal["none", "affine8", "affine4", "turboquant"]
 """How keys and values are stored."""
 
+PromptRuleName: TypeAlias = Literal[
+    "claude_code_billing",
+    "claude_code_countdown",
+    "claude_code_date",
+    "opencode_date",
+    "qwen_code_date",
+    "template_date",
+]
+"""A text that changes between requests, and is taken out of prompts."""
+
 
 class CacheSettings(SettingsSection):
     """Blocks of earlier prompts and answers, in memory and on disk."""
@@ -31,6 +41,12 @@ class CacheSettings(SettingsSection):
         default="key",
         description="Who may find what others left in the prefix cache: key keeps every API key to "
         "itself, shared lets all use all. A request's cache_salt keeps it apart in both.",
+    )
+    normalise: tuple[PromptRuleName, ...] = Field(
+        default=(),
+        examples=[["claude_code_billing"]],
+        description="Take out of prompts what a client or the chat template changes between requests, so that "
+        "they begin alike; the answer says so.",
     )
     memory_mb: int | None = Field(
         default=None,

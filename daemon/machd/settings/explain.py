@@ -236,5 +236,6 @@ def _comment(text: str, width: int) -> list[str]:
 def full_description(key: SettingKey) -> str:
     """The description, and what the key takes where that is a short list or a range."""
     if key.choices:
-        return f"{key.description} One of {', '.join(key.choices)}."
+        which = "Any" if key.is_list else "One"
+        return f"{key.description} {which} of {', '.join(key.choices)}."
     return f"{key.description} ({key.range_text})" if key.range_text else key.description

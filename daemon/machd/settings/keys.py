@@ -112,7 +112,7 @@ class SettingKey:
         environment_names: Variables that set it, the regular one first.
         flag_names: Options that set it, the regular one first; without the ``--no-`` forms.
         flag_words: Options that stand for one value each, with that value.
-        choices: The words it takes; empty when it takes more than words.
+        choices: The words it takes, or a list of it; empty when it takes more than words.
         words: The words that it takes besides numbers, such as ``auto``.
         least: The smallest number it takes; None without such a bound.
         most: The largest number it takes; None without such a bound.
@@ -315,7 +315,7 @@ def _key(section: str, name: str, field: FieldInfo, schema: Mapping[str, Any]) -
         kind=ValueKind(_KINDS.get(form["type"], form["type"])),
         default=field.default,
         description=field.description or "",
-        choices=tuple(form.get("enum", ())),
+        choices=tuple(form.get("items", form).get("enum", ())),
         words=tuple(one["const"] for one in forms if "const" in one),
         least=form.get("minimum"),
         most=form.get("maximum"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from machd.settings.section import Mark, SettingsSection
 from machd.settings.texts import MAX_MODEL_NAME_CHARS, ModelName, Text
@@ -29,6 +29,18 @@ _MemoryGb: TypeAlias = Annotated[float, Field(ge=0.001, le=1_000_000.0)] | Liter
 def name_essence(name: str) -> str:
     """Return a name without its case, its organisation and Ollama's tag: what names are compared by."""
     return name.rpartition("/")[2].casefold().removesuffix(OLLAMA_TAG)
+
+
+def _with_tuples(
+    overrides: Mapping[str, Mapping[str, object]],
+) -> Mapping[str, Mapping[str, object]]:
+    """Return overrides as their sections have them: JSON has lists in place of tuples."""
+    return {
+        section: {
+            key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
+        }
+        for section, values in overrides.items()
+    }
 
 
 class ModelTable(SettingsSection):
@@ -62,9 +74,9 @@ class ModelTable(SettingsSection):
         description="Seconds without a request after which the model is unloaded. Without it "
         "models.ttl_s counts.",
     )
-    overrides: Annotated[Mapping[str, Mapping[str, object]], Mark.TABLES] = Field(
-        default_factory=dict
-    )
+    overrides: Annotated[
+        Mapping[str, Mapping[str, object]], AfterValidator(_with_tuples), Mark.TABLES
+    ] = Field(default_factory=dict)
 
 
 class ModelsSettings(SettingsSection):

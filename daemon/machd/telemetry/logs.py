@@ -216,6 +216,7 @@ class RequestLog:
             cached_tokens=record.cached_tokens,
             cache_reason=record.cache_reason.value if record.cache_reason else None,
             cache_parted_at_tokens=record.cache_parted_at_tokens,
+            normalised=list(record.applied_rules),
             images=record.images,
             videos=record.videos,
             inputs=record.inputs,

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from machd.engine.fake.tokenizer import FakeTokenizer
 from machd.engine.protocol.step import SampledToken
 from machd.errors import MachdError
+from machd.generations.choice import ChoiceDelta
 from machd.generations.fanout import SequenceEvent, Stream
-from machd.generations.generation import ChoiceDelta, Generation, GenerationIdentity
+from machd.generations.generation import Generation
+from machd.generations.identity import GenerationIdentity
 from machd.reading.text import CompletionText
 from machd.scheduler.events import (
     CacheDiagnosis,

@@ -85,6 +85,7 @@ def test_a_finished_request_shows_how_it_ended(capsys: pytest.CaptureFixture[str
         cached_tokens=34,
         cache_reason=None,
         cache_parted_at_tokens=None,
+        normalised=[],
         completion_tokens=0,
         prompt_tps=None,
         generation_tps=None,

@@ -15,7 +15,8 @@ from support.daemon.serving_parts import identity_of
 
 from machd.dialects.anthropic.stream import AnthropicDialect
 from machd.errors import EngineFaultError
-from machd.generations.generation import ChoiceDelta, GenerationUsage
+from machd.generations.choice import ChoiceDelta
+from machd.generations.generation import GenerationUsage
 from machd.reading.output import (
     Content,
     OutputPiece,

@@ -30,7 +30,8 @@ from machd.errors import (
     QueueTimeoutError,
     RowFaultError,
 )
-from machd.generations.generation import ChoiceDelta, GenerationUsage
+from machd.generations.choice import ChoiceDelta
+from machd.generations.generation import GenerationUsage
 from machd.reading.output import (
     Content,
     OutputPiece,

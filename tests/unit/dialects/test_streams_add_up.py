@@ -31,7 +31,8 @@ from machd.dialects.responses.stream import ResponsesDialect, opened_response
 from machd.dialects.wire.decoding import decode_body
 from machd.engine.fake.tokenizer import FakeTokenizer
 from machd.engine.protocol.step import PromptLogprob, SampledToken, ScoredPrompt, TokenLogprob
-from machd.generations.generation import ChoiceDelta, GenerationTiming, GenerationUsage
+from machd.generations.choice import ChoiceDelta
+from machd.generations.generation import GenerationTiming, GenerationUsage
 from machd.http.pacing import merge_deltas
 from machd.http.stream import Dialect
 from machd.reading.output import (

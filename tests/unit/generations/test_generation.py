@@ -35,8 +35,9 @@ from machd.errors import (
     RequestTimeoutError,
     RowFaultError,
 )
+from machd.generations.choice import ChoiceDelta
 from machd.generations.fanout import SequenceEvent
-from machd.generations.generation import ChoiceDelta, GenerationUsage
+from machd.generations.generation import GenerationUsage
 from machd.generations.record import RequestRecord
 from machd.http.pacing import Pacer, merge_deltas
 from machd.request.generation import SamplingParams

@@ -61,7 +61,8 @@ def values_of(key: SettingKey) -> st.SearchStrategy[object]:
     if key.dotted in _TEXTS_OF_A_FORM:
         return _TEXTS_OF_A_FORM[key.dotted]
     if key.choices:
-        return st.sampled_from(key.choices)
+        one = st.sampled_from(key.choices)
+        return st.lists(one, max_size=3).map(tuple) if key.is_list else one
     least, most = key.least or 0, key.most or 1e9
     match key.kind:
         case ValueKind.LIST:

@@ -50,7 +50,14 @@ CONTRACT_FIELDS = {
     "finish_reason",
     "client",
 }
-ADDED_FIELDS = {"cache_parted_at_tokens", "cache_reason", "coalesced_with", "error", "trace_id"}
+ADDED_FIELDS = {
+    "cache_parted_at_tokens",
+    "cache_reason",
+    "coalesced_with",
+    "error",
+    "normalised",
+    "trace_id",
+}
 ENVELOPE = {"event", "level", "logger", "timestamp"}
 
 RECORD = RequestRecord(
@@ -72,6 +79,7 @@ RECORD = RequestRecord(
     first_cached_tokens=10,
     cache_reason=CacheReason.DIVERGED,
     cache_parted_at_tokens=12,
+    applied_rules=("claude_code_billing",),
 )
 
 
@@ -366,6 +374,7 @@ def test_the_figures_of_a_request_are_what_their_names_say() -> None:
         "cached_tokens": 10,
         "cache_reason": "diverged",
         "cache_parted_at_tokens": 12,
+        "normalised": ["claude_code_billing"],
         "images": 0,
         "videos": 0,
         "inputs": 0,

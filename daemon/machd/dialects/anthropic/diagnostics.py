@@ -26,7 +26,8 @@ from machd.dialects.anthropic.answer import (
 )
 from machd.dialects.anthropic.request import MessagesRequest
 from machd.dialects.anthropic.turns import ToolResultBlock, blocks_of
-from machd.generations.generation import GenerationIdentity, GenerationUsage
+from machd.generations.generation import GenerationUsage
+from machd.generations.identity import GenerationIdentity
 from machd.generations.prompt_fingerprints import (
     KeptFingerprint,
     PromptChange,

@@ -15,7 +15,7 @@ from machd.dialects.anthropic.request import CountTokensRequest, MessagesRequest
 from machd.dialects.anthropic.stream import AnthropicDialect
 from machd.dialects.endpoint import endpoint
 from machd.dialects.generation import converse, identify, read_conversation
-from machd.generations.generation import GenerationIdentity
+from machd.generations.identity import GenerationIdentity
 from machd.http.authentication import client_name
 from machd.http.cold_stream import ColdRequest
 from machd.http.context import ServerContext

@@ -12,12 +12,9 @@ from machd.dialects.anthropic.diagnostics import Comparison
 from machd.dialects.anthropic.errors import anthropic_error_json
 from machd.dialects.usage import CacheDiagnosisDetails
 from machd.errors import MachdError
-from machd.generations.generation import (
-    TOOL_CALLS,
-    ChoiceDelta,
-    GenerationIdentity,
-    GenerationUsage,
-)
+from machd.generations.choice import TOOL_CALLS, ChoiceDelta
+from machd.generations.generation import GenerationUsage
+from machd.generations.identity import GenerationIdentity
 from machd.http.sse import EVENT_STREAM, event_frame
 from machd.reading import output
 

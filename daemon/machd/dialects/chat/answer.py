@@ -14,7 +14,7 @@ from machd.dialects.prompt_progress import PromptProgress
 from machd.dialects.usage import FinishReason, Usage, wire_finish_reason
 from machd.dialects.wire.generation_request import UsedTier
 from machd.engine.protocol.tokenizer import Tokenizer
-from machd.generations.generation import TOOL_CALLS, ChoiceDelta
+from machd.generations.choice import TOOL_CALLS, ChoiceDelta
 from machd.reading import output
 
 ChatFinishReason: TypeAlias = FinishReason | Literal["tool_calls", "function_call"]

@@ -30,7 +30,9 @@ from machd.dialects.usage import Usage
 from machd.engine.protocol.step import PromptLogprob
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.errors import NotFoundError
-from machd.generations.generation import ChoiceDelta, GenerationIdentity, GenerationUsage
+from machd.generations.choice import ChoiceDelta
+from machd.generations.generation import GenerationUsage
+from machd.generations.identity import GenerationIdentity
 from machd.generations.prefill_progress import PrefillProgress
 from machd.generations.response_store import ResponseStore, StoredResponse, Turn
 from machd.http.authentication import client_name

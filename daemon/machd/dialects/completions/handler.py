@@ -37,7 +37,8 @@ from machd.dialects.usage import FinishReason, Usage, wire_finish_reason
 from machd.engine.protocol.fill_format import FillFormat
 from machd.engine.protocol.step import PromptLogprob
 from machd.engine.protocol.tokenizer import Tokenizer
-from machd.generations.generation import ChoiceDelta, GenerationUsage
+from machd.generations.choice import ChoiceDelta
+from machd.generations.generation import GenerationUsage
 from machd.generations.prefill_progress import PrefillProgress
 from machd.http.context import ServerContext
 from machd.http.sse import DONE, data_frame

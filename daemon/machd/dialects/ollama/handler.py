@@ -27,7 +27,7 @@ from machd.dialects.ollama.stream import OllamaChatDialect, OllamaDialect, Ollam
 from machd.engine.protocol.encoder import EncoderTask
 from machd.engine.protocol.engine import ModelDescription
 from machd.engine.protocol.tokenizer import Tokenizer
-from machd.generations.generation import GenerationIdentity
+from machd.generations.identity import GenerationIdentity
 from machd.http.authentication import require_operator
 from machd.http.cold_stream import ColdRequest
 from machd.http.context import ServerContext

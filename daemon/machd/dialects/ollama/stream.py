@@ -15,7 +15,8 @@ from machd.dialects.ollama import answer
 from machd.dialects.usage import CacheDiagnosisDetails, wire_finish_reason
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.errors import MachdError
-from machd.generations.generation import ChoiceDelta, GenerationUsage
+from machd.generations.choice import ChoiceDelta
+from machd.generations.generation import GenerationUsage
 from machd.http.sse import JSON_LINES
 from machd.reading import output
 

@@ -20,7 +20,7 @@ from machd.dialects.responses.items import ItemChain
 from machd.dialects.responses.request import ResponsesRequest
 from machd.dialects.responses.stream import KeepResponse, ResponsesDialect, opened_response
 from machd.errors import NotFoundError, UnsupportedParameterError
-from machd.generations.generation import GenerationIdentity
+from machd.generations.identity import GenerationIdentity
 from machd.generations.response_store import ResponseStore, StoredResponse, Turn
 from machd.http.authentication import client_name
 from machd.http.cold_stream import ColdRequest

@@ -20,7 +20,9 @@ from machd.dialects.responses.tools import (
 from machd.dialects.wire.response_format import TextFormat
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.errors import InvalidRequestError, MachdError, UnavailableError
-from machd.generations.generation import ChoiceDelta, GenerationIdentity, GenerationUsage
+from machd.generations.choice import ChoiceDelta
+from machd.generations.generation import GenerationUsage
+from machd.generations.identity import GenerationIdentity
 from machd.http.sse import COMMENT_KEEP_ALIVE, EVENT_STREAM
 from machd.request.generation import GenerationOptions
 

@@ -50,7 +50,7 @@ from machd.dialects.wire.encoder_usage import EncoderUsage
 from machd.engine.protocol.encoder import Activation, EncoderDescription, EncoderTask
 from machd.errors import UnsupportedParameterError
 from machd.generations.encodings import Encoded
-from machd.generations.generation import GenerationIdentity
+from machd.generations.identity import GenerationIdentity
 from machd.http.context import ServerContext
 from machd.reading.vectors import activated, rows_of
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from litestar import Request
@@ -23,8 +23,11 @@ from machd.engine.protocol.tokenizer import Tokenizer
 from machd.http.authentication import client_name
 from machd.http.context import ServerContext
 from machd.http.stream import while_connected
+from machd.reading.normalised_messages import NormalisedMessages
+from machd.reading.prompt_rules import writes_date
 from machd.reading.system_messages import merge_opening, place_system_messages
 from machd.request.conversation import Conversation, template_tool
+from machd.settings.cache import PromptRuleName
 from machd.settings.models import DEFAULT_NAME
 
 
@@ -44,7 +47,8 @@ async def tokenize(
         tokens = list(prepared.token_ids)
     else:
         run = service.in_worker if body.prompt is not None else service.in_chat_worker
-        tokens = await run(_tokenise, context.served.tokenizer, body, conversation)
+        rules = context.served.prompt_rules
+        tokens = await run(_tokenise, context.served.tokenizer, body, conversation, rules)
     texts = None
     if body.return_token_strs:
         texts = await service.in_worker(_texts, context.served.tokenizer, tokens)
@@ -90,21 +94,34 @@ def _checked_conversation(body: TokenizeRequest) -> Conversation:
     return body.checked().conversation()
 
 
-def _tokenise(tokenizer: Tokenizer, body: TokenizeRequest, conversation: Conversation) -> list[int]:
+def _tokenise(
+    tokenizer: Tokenizer,
+    body: TokenizeRequest,
+    conversation: Conversation,
+    rules: Collection[PromptRuleName],
+) -> list[int]:
     text = body.prompt
     if text is None:
-        text = _rendered(tokenizer, conversation, opens_turn=body.add_generation_prompt)
+        text = _rendered(tokenizer, conversation, rules, opens_turn=body.add_generation_prompt)
     return tokenizer.encode(text, add_special_tokens=body.adds_special_tokens)
 
 
-def _rendered(tokenizer: Tokenizer, conversation: Conversation, *, opens_turn: bool) -> str:
+def _rendered(
+    tokenizer: Tokenizer,
+    conversation: Conversation,
+    rules: Collection[PromptRuleName],
+    *,
+    opens_turn: bool,
+) -> str:
     """A conversation in a way in which no chat completion renders it."""
+    messages = NormalisedMessages(conversation.messages, rules).messages
     return tokenizer.render_chat(
-        place_system_messages(merge_opening(conversation.messages), tokenizer.chat_format),
+        place_system_messages(merge_opening(messages), tokenizer.chat_format),
         add_generation_prompt=opens_turn,
         continue_final_message=conversation.continues_final_message,
         tools=[template_tool(one) for one in conversation.tools],
         variables=conversation.template_variables,
+        writes_date=writes_date(tokenizer, rules),
     )
 
 

@@ -84,8 +84,10 @@ class FakeTokenizer:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, object]] = (),
         variables: Mapping[str, object] = MappingProxyType({}),
+        writes_date: bool = True,
     ) -> str:
-        """Write a line for the tools, for each variable, and for each message and call."""
+        """Write a line for the tools, for each variable, and for each message and call; never a date."""
+        del writes_date
         read = {**({"tools": list(tools)} if tools else {}), **variables}
         thinks = read.pop("enable_thinking", None)
         lines = [f"{name}: {json.dumps(value)}\n" for name, value in read.items()]

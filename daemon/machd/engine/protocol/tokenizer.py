@@ -91,6 +91,7 @@ class Tokenizer(Protocol):
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, object]] = (),
         variables: Mapping[str, object] = MappingProxyType({}),
+        writes_date: bool = True,
     ) -> str:
         """Render a conversation to prompt text.
 
@@ -101,6 +102,7 @@ class Tokenizer(Protocol):
                 stops; then ``add_generation_prompt`` has to be false.
             tools: As in OpenAI's chat completions.
             variables: Further variables of the template, such as ``enable_thinking``.
+            writes_date: Whether a template that asks for the time of day or the date gets it; it gets an empty text otherwise.
 
         Raises:
             ChatTemplateMissingError: The model has no template.

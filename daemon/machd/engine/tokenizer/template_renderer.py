@@ -136,6 +136,14 @@ def is_known_template(template: str) -> bool:
     return digest in _KNOWN_TEMPLATES
 
 
+def without_date(template: str) -> str:
+    """Return a template that gets an empty text wherever it asks for the date.
+
+    A macro of the same name stands before transformers' function. Its line is trimmed, so all else is rendered as before.
+    """
+    return "{%- macro strftime_now(format) %}{% endmacro %}\n" + template
+
+
 @contextmanager
 def refusals_as_errors(arguments: Mapping[str, object]) -> Iterator[None]:
     """Turn what a template raises into InvalidRequestError; other errors pass."""

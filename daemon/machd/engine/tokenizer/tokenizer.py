@@ -24,6 +24,7 @@ from machd.engine.tokenizer.template_renderer import (
     TemplateRenderer,
     is_known_template,
     refusals_as_errors,
+    without_date,
 )
 from machd.engine.tokenizer.token_table import TokenForm, TokenTable
 from machd.errors import (
@@ -207,6 +208,7 @@ class MlxTokenizer:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, object]] = (),
         variables: Mapping[str, object] = MappingProxyType({}),
+        writes_date: bool = True,
     ) -> str:
         """Render a conversation in transformers' sandbox and within bounds."""
         if not self._has_chat:
@@ -219,11 +221,14 @@ class MlxTokenizer:
             read["tools"] = [dict(tool) for tool in tools]
         if continue_final_message:
             read["continue_final_message"] = True
-        has_own = _has_own_renderer(self.wrapped)
-        render = self._rendered_by_library if has_own else self._rendered_by_template
-        return render(messages, add_generation_prompt=add_generation_prompt, **read)
+        read["add_generation_prompt"] = add_generation_prompt
+        if _has_own_renderer(self.wrapped):
+            return self._rendered_by_library(messages, **read)
+        return self._rendered_by_template(messages, writes_date=writes_date, **read)
 
-    def _rendered_by_template(self, messages: ChatMessages, **arguments: object) -> str:
+    def _rendered_by_template(
+        self, messages: ChatMessages, *, writes_date: bool, **arguments: object
+    ) -> str:
         """Do the work of ``apply_chat_template`` of mlx-lm and transformers in the renderer."""
         if not messages:
             raise InvalidRequestError("there is no message to render", param="messages")
@@ -240,6 +245,8 @@ class MlxTokenizer:
             raise ChatTemplateMissingError(
                 "this model has several chat templates and none of them is the default"
             ) from error
+        if not writes_date:
+            template = without_date(template)
         return self._renderer.render(template, given, {**inner.special_tokens_map, **arguments})
 
     def _rendered_by_library(self, messages: ChatMessages, **arguments: object) -> str:
