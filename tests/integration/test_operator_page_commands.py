@@ -126,13 +126,13 @@ def test_cancel_frees_the_row_within_two_steps(tmp_path: Path, browser: Browser)
         plan = gate.wait_until_held()
         while len(plan.decode) < 2:
             plan = next_step()
-        running = page.get_by_role("table", name="Running requests").locator("tbody tr")
+        running = page.get_by_role("table", name="Running requests")
         waiting = page.get_by_role("table", name="Waiting requests")
         expect(waiting).to_contain_text("a free slot")
         for _ in range(4):
             assert not next_step().prefill, "the third request has no slot before"
 
-        running.first.get_by_role("button", name="Cancel").click()
+        running.get_by_role("button", name="Cancel").first.click()
         with page.expect_response(lambda one: one.request.method == "DELETE") as cancelled:
             page.get_by_role("button", name="Cancel the request").click()
         assert cancelled.value.ok
