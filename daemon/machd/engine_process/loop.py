@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import replace
 
 import structlog
 
@@ -19,8 +18,6 @@ from machd.clock import Clock
 from machd.engine.protocol.encoder import EncoderInput
 from machd.engine.protocol.engine import Engine, ModelFront
 from machd.engine.protocol.media import PlainArray
-from machd.engine.protocol.memory import StepMemoryError
-from machd.engine.protocol.step import RowFault, StepPlan
 from machd.engine_process.config_change import ConfigChange
 from machd.engine_process.inbox import (
     Abort,
@@ -32,34 +29,22 @@ from machd.engine_process.inbox import (
     Stop,
     Submit,
 )
+from machd.engine_process.invariant_checks import InvariantChecks
 from machd.engine_process.loop_snapshot import Pulse, Snapshots
 from machd.engine_process.measured_engine import Interruption, MeasuredEngine
 from machd.engine_process.scheduling import Scheduling
 from machd.engine_process.startup_guard import NothingToMeasure, Probe, ProbeNews
-from machd.errors import EngineFaultError, MachdError, OverloadedError, RequestError
+from machd.engine_process.steps import Steps
+from machd.errors import EngineFaultError, MachdError
 from machd.link.snapshot import LoopSnapshot
 from machd.link.state import ServedState
-from machd.scheduler.events import (
-    EngineFaulted,
-    Event,
-    InvariantBroken,
-    SequenceFinished,
-    StepCompleted,
-)
+from machd.scheduler.events import EngineFaulted, Event
 from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.subscriber import SequenceRequest
-from machd.scheduler.suspensions import MemoryYield
 from machd.settings.model import Settings
 
 _IDLE_WAIT_S = 0.5
 """How long an idle thread sleeps between heartbeats."""
-
-_MAX_CONSECUTIVE_FAULTS = 6
-"""Failed steps without a whole answer between them after which the engine is given up. A request that crashes every
-step takes two."""
-
-_CHECK_INTERVAL_S = 1.0
-"""Interval of checks of the scheduler's invariants; they are also checked whenever it becomes idle."""
 
 _STORE_ROWS_S = 2.0
 """Time to store blocks of rows that end with the daemon; queued blocks are written to disk after that."""
@@ -121,12 +106,11 @@ class EngineLoop:
         self._on_verdicts = on_verdicts
         self._probe_news = ProbeNews(self._probe, clock)
         self._unadopted: Results = None
-        self._strict_invariants = strict_invariants
         self._log = structlog.get_logger("machd.engine")
         self._on_note = on_note
         self._pulse = Pulse(clock, on_beat)
-        self._checked_s = 0.0
-        self._consecutive_faults = 0
+        self._steps = Steps(publish, clock)
+        self._checks = InvariantChecks(publish, clock, is_strict=strict_invariants)
         self._config_change = ConfigChange(
             scheduling, lambda: self._known, self._measure_again, clock
         )
@@ -290,7 +274,7 @@ class EngineLoop:
         while True:
             self._pulse.beat()
             events = self._take_messages(engine, scheduler, wait_s=wait_s)
-            self._note_answers(events)
+            self._steps.note_answers(events)
             if not self._stop and self._config_change.is_pending:
                 events = self._make_way(engine, scheduler, events)
             if self._stop:
@@ -308,15 +292,15 @@ class EngineLoop:
                 self._note(engine, scheduler, idle=False)
                 self._publish(events)
             plan = scheduler.plan()
-            events = [] if plan.is_empty else self._step(engine, scheduler, plan)
+            events = [] if plan.is_empty else self._steps.run(engine, scheduler, plan)
             is_idle = plan.is_empty and not scheduler.running_count + scheduler.waiting_count
             self._note(engine, scheduler, idle=is_idle)
             if events:
                 self._publish(events)
             if is_idle and not was_idle:
-                self._check_books(scheduler, idle=True)
-            elif not is_idle and self._clock.monotonic_s() - self._checked_s >= _CHECK_INTERVAL_S:
-                self._check_books(scheduler, idle=False)
+                self._checks.check(scheduler, self.snapshot.memory, idle=True)
+            elif not is_idle and self._checks.is_due:
+                self._checks.check(scheduler, self.snapshot.memory, idle=False)
             was_idle = is_idle
             self._take_news(engine, scheduler)
             wait_s = self._rest_s(scheduler) if plan.is_empty else 0.0
@@ -324,14 +308,14 @@ class EngineLoop:
     def _finish_blocks(self, engine: Engine, scheduler: Scheduler) -> None:
         """Store the last answer's blocks, so that the disk tier gets them."""
         while not scheduler.active_loops and not (plan := scheduler.plan()).is_empty:
-            self._publish(self._step(engine, scheduler, plan))
+            self._publish(self._steps.run(engine, scheduler, plan))
 
     def _store_rows(self, engine: Engine, scheduler: Scheduler) -> None:
         """Store the blocks of rows that ran until the end."""
         until_s = self._clock.monotonic_s() + _STORE_ROWS_S
         while not (plan := scheduler.plan()).is_empty and self._clock.monotonic_s() < until_s:
             self._pulse.beat()
-            self._publish(self._step(engine, scheduler, plan))
+            self._publish(self._steps.run(engine, scheduler, plan))
 
     def _make_way(self, engine: Engine, scheduler: Scheduler, events: list[Event]) -> list[Event]:
         """Suspend running sequences for another config, and apply it once they have no rows; return the remaining events."""
@@ -355,7 +339,7 @@ class EngineLoop:
                 raise interruption.__cause__ from None
             return
         self._note(engine, scheduler, idle=True)
-        self._check_books(scheduler, idle=True)
+        self._checks.check(scheduler, self.snapshot.memory, idle=True)
         self._publish(events)
         self._config_change.answer()
 
@@ -419,23 +403,6 @@ class EngineLoop:
         due_s = scheduler.wait_s(self._clock.monotonic_s())
         return _IDLE_WAIT_S if due_s is None else min(due_s, _IDLE_WAIT_S)
 
-    def _check_books(self, scheduler: Scheduler, *, idle: bool) -> None:
-        """Check the scheduler's invariants, and at an idle moment that the engine holds no KV.
-
-        Raises:
-            AssertionError: An invariant is broken, and invariants are strict.
-        """
-        self._checked_s = self._clock.monotonic_s()
-        try:
-            scheduler.check_invariants(is_whole=idle)
-            left_bytes = self._snapshots.newest.memory.kv_used_bytes if idle else 0
-            assert left_bytes == 0, f"{left_bytes} bytes of KV cache are left and nobody runs"
-        except AssertionError as error:
-            if self._strict_invariants:
-                raise
-            self._log.error("scheduler.invariant_broken", detail=str(error), exc_info=error)
-            self._publish([InvariantBroken(str(error))])
-
     def _take_messages(self, engine: Engine, scheduler: Scheduler, *, wait_s: float) -> list[Event]:
         events: list[Event] = []
         messages = self.inbox.drain(wait_s=wait_s)
@@ -458,130 +425,6 @@ class EngineLoop:
                     limits = self._scheduling.prefix_limits(self._known, settings)
                     scheduler.set_prefix_limits(limits)
         return events
-
-    def _step(self, engine: Engine, scheduler: Scheduler, plan: StepPlan) -> list[Event]:
-        """Compute a step, and return its events."""
-        start_s = self._clock.monotonic_s()
-        try:
-            result = engine.run(plan)
-        except StepMemoryError as shortage:
-            return self._free_memory(engine, scheduler, plan, shortage)
-        except Exception as error:  # noqa: BLE001 - any failure of a step is an engine fault, logged there
-            return self._recover(engine, scheduler, error)
-        now_s = self._clock.monotonic_s()
-        duration_s = now_s - start_s
-        if faults := result.faults:
-            left = tuple(one for one in faults if not self._makes_room(scheduler, one))
-            result = replace(result, faults=left)
-        for fault in faults:
-            fault.release_frames()
-        for draft_fault in result.draft_faults:
-            self._log.warning(
-                "speculation.failed",
-                slot_index=draft_fault.slot_index,
-                exc_info=draft_fault.cause,
-            )
-        events = scheduler.commit(plan, result, now_s, duration_s=duration_s)
-        self._note_answers(events)
-        if plan.prefill or plan.decode:
-            # Counted from the result: a new row may decode in the step of its prompt's end.
-            rows = {token.slot_index for token in result.tokens}
-            rows |= {fault.slot_index for fault in result.faults}
-            width = max(len(plan.decode), len(rows))
-            accepted_tokens = sum(one.accepted_tokens for one in result.drafts)
-            ahead_tokens = len(result.tokens) - len({one.slot_index for one in result.tokens})
-            events.append(
-                StepCompleted(
-                    width,
-                    plan.prefill_tokens,
-                    duration_s,
-                    max(0, ahead_tokens - accepted_tokens),  # a row that failed has none
-                    sum(one.drafted_tokens for one in result.drafts),
-                    accepted_tokens,
-                )
-            )
-        return events
-
-    def _free_memory(
-        self, engine: Engine, scheduler: Scheduler, plan: StepPlan, shortage: StepMemoryError
-    ) -> list[Event]:
-        """Make room for a step that the engine has refused; it is planned again after that.
-
-        The rows and blocks that the plan itself frees are freed first.
-        """
-        freeing = replace(plan, prefill=(), decode=(), encode=())
-        if not freeing.is_empty:
-            return self._step(engine, scheduler, freeing)
-        missing_bytes = shortage.needed_bytes - shortage.left_bytes
-        given, events = scheduler.yield_memory(missing_bytes, self._clock.monotonic_s())
-        self._log.warning(
-            "engine.memory_short",
-            needed_bytes=shortage.needed_bytes,
-            left_bytes=shortage.left_bytes,
-            given=given.value,
-        )
-        return events
-
-    def _makes_room(self, scheduler: Scheduler, fault: RowFault) -> bool:
-        """Log a row's fault, and make room for an image that does not fit, which is then planned again.
-
-        Returns:
-            False if the fault ends the row.
-        """
-        if isinstance(fault.cause, RequestError):
-            return False  # the client's error is in its request's log line
-        if not isinstance(fault.cause, StepMemoryError):
-            self._log.error("row.failed", slot_index=fault.slot_index, exc_info=fault.cause)
-            return False
-        needed_bytes, left_bytes = fault.cause.needed_bytes, fault.cause.left_bytes
-        unused = scheduler.yield_unused(needed_bytes - left_bytes)
-        self._log.warning(
-            "engine.memory_short",
-            needed_bytes=needed_bytes,
-            left_bytes=left_bytes,
-            given=(unused or MemoryYield.ENDED).value,
-        )
-        return unused is not None
-
-    def _note_answers(self, events: list[Event]) -> None:
-        """A whole answer shows that the engine works: prefill may succeed where decode fails.
-
-        An answer that its client ended, by a stop string or by disconnecting, counts as whole.
-        """
-        for event in events:
-            if isinstance(event, SequenceFinished) and not event.error and event.completion_tokens:
-                self._consecutive_faults = 0
-
-    def _recover(self, engine: Engine, scheduler: Scheduler, error: Exception) -> list[Event]:
-        """Suspend every running request, and start the engine's rows afresh.
-
-        They are resumed one at a time at first; one that fails alone as well is ended. After an allocation
-        that failed inside a step the next batch is half as large.
-
-        Raises:
-            EngineFaultError: Too many steps in a row have failed, or the reset itself did.
-        """
-        if isinstance(error, MemoryError):
-            self._log.error("engine.step_failed", exc_info=error, in_a_row=0)
-            events: list[Event] = []
-            if not scheduler.suspend_half():
-                overloaded = OverloadedError(
-                    "the server has too little memory left for this request"
-                )
-                events = scheduler.fail(overloaded, self._clock.monotonic_s())
-            engine.reset()
-            return events
-        self._consecutive_faults += 1
-        fault = EngineFaultError("the engine failed while computing this request")
-        # Before anything else can fail.
-        self._publish([EngineFaulted(), *scheduler.survive(fault, self._clock.monotonic_s())])
-        self._log.error("engine.step_failed", exc_info=error, in_a_row=self._consecutive_faults)
-        if self._consecutive_faults >= _MAX_CONSECUTIVE_FAULTS:
-            raise EngineFaultError(
-                f"{self._consecutive_faults} steps in a row have failed"
-            ) from error
-        engine.reset()
-        return []
 
     def _end_all(self, scheduler: Scheduler, error: MachdError) -> list[Event]:
         return scheduler.fail(error, self._clock.monotonic_s(), include_waiting=True)
