@@ -119,9 +119,8 @@ def _keep_nothing(patch: pytest.MonkeyPatch) -> None:
 
 
 def _end_a_token_early(patch: pytest.MonkeyPatch) -> None:
-    computed = Sequence.computed_tokens.fget
-    assert computed is not None
-    more = property(lambda one: computed(one) - (0 if one.is_prefilled else 1))
+    computed: Callable[[Sequence], int] = vars(Sequence)["computed_tokens"].fget
+    more = property(lambda one: computed(one) - (not one.is_prefilled))
     patch.setattr(Sequence, "computed_tokens", more)
 
 

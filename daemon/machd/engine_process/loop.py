@@ -12,8 +12,6 @@ from concurrent.futures import Future
 
 import structlog
 
-from machd.capabilities.evidence import Results
-from machd.capabilities.verdict import Support
 from machd.clock import Clock
 from machd.engine.protocol.encoder import EncoderInput
 from machd.engine.protocol.engine import Engine, ModelFront
@@ -35,6 +33,7 @@ from machd.engine_process.measured_engine import Interruption, MeasuredEngine
 from machd.engine_process.scheduling import Scheduling
 from machd.engine_process.startup_guard import NothingToMeasure, Probe, ProbeNews
 from machd.engine_process.steps import Steps
+from machd.engine_process.unadopted_results import UnadoptedResults
 from machd.errors import EngineFaultError, MachdError
 from machd.link.snapshot import LoopSnapshot
 from machd.link.state import ServedState
@@ -45,11 +44,6 @@ from machd.settings.model import Settings
 
 _IDLE_WAIT_S = 0.5
 """How long an idle thread sleeps between heartbeats."""
-
-_STORE_ROWS_S = 2.0
-"""Time to store blocks of rows that end with the daemon; queued blocks are written to disk after that."""
-
-Publish = Callable[[list[Event]], None]
 
 
 class EngineLoop:
@@ -68,7 +62,7 @@ class EngineLoop:
         load: Callable[[], Engine],
         scheduling: Scheduling,
         settings: Settings,
-        publish: Publish,
+        publish: Callable[[list[Event]], None],
         clock: Clock,
         probe: Probe | None = None,
         on_verdicts: Callable[[frozenset[str]], None] = lambda _changed: None,
@@ -104,12 +98,11 @@ class EngineLoop:
         self._clock = clock
         self._probe = probe or NothingToMeasure()
         self._on_verdicts = on_verdicts
-        self._probe_news = ProbeNews(self._probe, clock)
-        self._unadopted: Results = None
+        self._news = UnadoptedResults(ProbeNews(self._probe, clock))
         self._log = structlog.get_logger("machd.engine")
         self._on_note = on_note
         self._pulse = Pulse(clock, on_beat)
-        self._steps = Steps(publish, clock)
+        self._steps = Steps(publish, self._pulse, clock)
         self._checks = InvariantChecks(publish, clock, is_strict=strict_invariants)
         self._config_change = ConfigChange(
             scheduling, lambda: self._known, self._measure_again, clock
@@ -131,16 +124,6 @@ class EngineLoop:
     def snapshot(self) -> LoopSnapshot:
         """The newest counts; memory at most a second old."""
         return self._snapshots.newest
-
-    @property
-    def slot_count(self) -> int:
-        """Sequences that can run at once."""
-        return self.snapshot.slot_count
-
-    @property
-    def kv_budget_bytes(self) -> int | None:
-        """KV budget in bytes; None for no limit."""
-        return self.snapshot.kv_budget_bytes
 
     def submit(self, requests: tuple[SequenceRequest, ...]) -> None:
         """Start the sequences of one request."""
@@ -261,7 +244,9 @@ class EngineLoop:
             self.finished.set_exception(error)
             self._changes.refuse(self._end_error)
             counted = () if isinstance(error, EngineFaultError) else (EngineFaulted(),)
-            self._publish([*counted, *self._end_all(scheduler, self._end_error)])
+            now_s = self._clock.monotonic_s()
+            ended = scheduler.fail(self._end_error, now_s, include_waiting=True)
+            self._publish([*counted, *ended])
         else:
             self.finished.set_result(None)
             self._changes.refuse(self._end_error)
@@ -278,12 +263,12 @@ class EngineLoop:
             if not self._stop and self._config_change.is_pending:
                 events = self._make_way(engine, scheduler, events)
             if self._stop:
-                self._finish_blocks(engine, scheduler)
+                self._steps.finish_blocks(engine, scheduler)
                 self._end_error = self._stop.error
                 self._publish(
                     events + scheduler.end_all(self._stop.error, self._clock.monotonic_s())
                 )
-                self._store_rows(engine, scheduler)
+                self._steps.store_rows(engine, scheduler)
                 # A last check: an engine that lost one of its ranks has failed, even if it was idle.
                 self._note(engine, scheduler, idle=True)
                 return
@@ -304,18 +289,6 @@ class EngineLoop:
             was_idle = is_idle
             self._take_news(engine, scheduler)
             wait_s = self._rest_s(scheduler) if plan.is_empty else 0.0
-
-    def _finish_blocks(self, engine: Engine, scheduler: Scheduler) -> None:
-        """Store the last answer's blocks, so that the disk tier gets them."""
-        while not scheduler.active_loops and not (plan := scheduler.plan()).is_empty:
-            self._publish(self._steps.run(engine, scheduler, plan))
-
-    def _store_rows(self, engine: Engine, scheduler: Scheduler) -> None:
-        """Store the blocks of rows that ran until the end."""
-        until_s = self._clock.monotonic_s() + _STORE_ROWS_S
-        while not (plan := scheduler.plan()).is_empty and self._clock.monotonic_s() < until_s:
-            self._pulse.beat()
-            self._publish(self._steps.run(engine, scheduler, plan))
 
     def _make_way(self, engine: Engine, scheduler: Scheduler, events: list[Event]) -> list[Event]:
         """Suspend running sequences for another config, and apply it once they have no rows; return the remaining events."""
@@ -346,7 +319,8 @@ class EngineLoop:
     def _measure_again(self, engine: Engine, scheduler: Scheduler) -> None:
         measured = MeasuredEngine(engine, lambda: self._between_steps(engine, scheduler))
         with self._pulse.measurement():
-            results, self._unadopted = self._probe.remeasure(measured), None
+            results = self._probe.remeasure(measured)
+            self._news.forget()
         self.state = ServedState.of(engine.model, results)
 
     def _between_steps(self, engine: Engine, scheduler: Scheduler) -> None:
@@ -368,30 +342,19 @@ class EngineLoop:
             raise Interruption
 
     def _take_news(self, engine: Engine, scheduler: Scheduler) -> None:
-        """Apply results that were measured beside the daemon, if they change a verdict.
-
-        Rows keep the config that they were admitted under, so results are applied when none runs. Running
-        sequences are suspended for a verdict on batching or on a feature that failed; other results must
-        not delay a sequence.
-        """
+        """Apply results that were measured beside the daemon, if they change a verdict."""
+        if self._config_change.is_pending:
+            self._news.poll(engine, self._known)
+            return
         before = self._known
-        results = self._probe_news.poll(engine)
-        if results is not None and results != before.results:
-            self._unadopted = results
-        if self._unadopted is None or self._config_change.is_pending:
+        after = self._news.due_state(engine, scheduler, before)
+        if after is None:
             return
-        after = ServedState.of(engine.model, self._unadopted)
-        changed = after.verdicts.changed_since(before.verdicts)
-        if not scheduler.is_at_rest:
-            if results is not None and _are_urgent(after, changed):
-                scheduler.hold_admission()
-                scheduler.suspend()
-            return
-        self.state, self._unadopted = after, None
+        self.state = after
         if after.verdicts != before.verdicts:
             now_s = self._clock.monotonic_s()
             events = self._scheduling.adopt(engine, scheduler, after, self._settings, now_s)
-            self._on_verdicts(changed)
+            self._on_verdicts(after.verdicts.changed_since(before.verdicts))
             self._publish(events)
             self._note(engine, scheduler, idle=True)
         scheduler.resume_admission()
@@ -426,17 +389,7 @@ class EngineLoop:
                     scheduler.set_prefix_limits(limits)
         return events
 
-    def _end_all(self, scheduler: Scheduler, error: MachdError) -> list[Event]:
-        return scheduler.fail(error, self._clock.monotonic_s(), include_waiting=True)
-
     def _note(self, engine: Engine, scheduler: Scheduler, *, idle: bool) -> None:
         is_changing_config = self._config_change.is_pending
         self._snapshots.take(engine, scheduler, idle=idle, is_changing_config=is_changing_config)
         self._on_note(self._snapshots.newest)
-
-
-def _are_urgent(state: ServedState, changed: frozenset[str]) -> bool:
-    verdicts = state.verdicts.by_feature()
-    return "continuous_batching" in changed or any(
-        verdicts[name].support is Support.BLOCKED for name in changed
-    )

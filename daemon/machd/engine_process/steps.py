@@ -11,6 +11,7 @@ from machd.clock import Clock
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.memory import StepMemoryError
 from machd.engine.protocol.step import RowFault, StepPlan
+from machd.engine_process.loop_snapshot import Pulse
 from machd.errors import EngineFaultError, OverloadedError, RequestError
 from machd.scheduler.events import EngineFaulted, Event, SequenceFinished, StepCompleted
 from machd.scheduler.scheduler import Scheduler
@@ -21,17 +22,23 @@ _MAX_CONSECUTIVE_FAULTS = 6
 step takes two."""
 
 
+_STORE_ROWS_S = 2.0
+"""Time to store blocks of rows that end with the daemon; queued blocks are written to disk after that."""
+
+
 class Steps:
     """Computes planned steps, and counts those that fail in a row. Lives on the engine thread."""
 
-    def __init__(self, publish: Callable[[list[Event]], None], clock: Clock) -> None:
+    def __init__(self, publish: Callable[[list[Event]], None], pulse: Pulse, clock: Clock) -> None:
         """Begin without a failed step.
 
         Args:
-            publish: Called with the events of a failed step, before anything else can fail.
+            publish: Called with the events of a failed step, before anything else can fail, and of steps that store blocks.
+            pulse: Beats while blocks are stored.
             clock: Reads time.
         """
         self._publish = publish
+        self._pulse = pulse
         self._clock = clock
         self._consecutive_faults = 0
         self._log = structlog.get_logger("machd.engine")
@@ -123,6 +130,18 @@ class Steps:
             given=(unused or MemoryYield.ENDED).value,
         )
         return unused is not None
+
+    def finish_blocks(self, engine: Engine, scheduler: Scheduler) -> None:
+        """Store the last answer's blocks, so that the disk tier gets them."""
+        while not scheduler.active_loops and not (plan := scheduler.plan()).is_empty:
+            self._publish(self.run(engine, scheduler, plan))
+
+    def store_rows(self, engine: Engine, scheduler: Scheduler) -> None:
+        """Store the blocks of rows that ran until the end."""
+        until_s = self._clock.monotonic_s() + _STORE_ROWS_S
+        while not (plan := scheduler.plan()).is_empty and self._clock.monotonic_s() < until_s:
+            self._pulse.beat()
+            self._publish(self.run(engine, scheduler, plan))
 
     def note_answers(self, events: list[Event]) -> None:
         """A whole answer shows that the engine works: prefill may succeed where decode fails.

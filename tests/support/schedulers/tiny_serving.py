@@ -9,7 +9,13 @@ from machd.engine.protocol.step import SampledToken
 from machd.engine.step.mlx_engine import MlxEngine
 from machd.engine_process.scheduling import prefix_shape
 from machd.scheduler.config import SchedulerConfig, continuous, single_flight
-from machd.scheduler.events import CacheDiagnosis, Event, FinishReason, PromptLookedUp
+from machd.scheduler.events import (
+    CacheDiagnosis,
+    Event,
+    FinishReason,
+    PromptLookedUp,
+    SequenceFinished,
+)
 from machd.scheduler.prefix_cache import PrefixCache
 from machd.scheduler.prefix_limits import PrefixLimits
 from machd.scheduler.scheduler import Scheduler
@@ -61,7 +67,7 @@ class TinyServing:
 
     def cancel(self, name: str) -> None:
         """End a sequence as its client's leaving does."""
-        (ended,) = self.scheduler.abort((name,), None, 0.0)
+        (ended,) = only(SequenceFinished, self.scheduler.abort((name,), None, 0.0))
         assert ended.reason is FinishReason.ABORT
 
     def finish(self) -> None:
