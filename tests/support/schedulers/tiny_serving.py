@@ -53,10 +53,10 @@ class TinyServing:
         self.scheduler = Scheduler(_config(batched=batched), self.prefixes)
         self.events: list[Event] = []
 
-    def submit(self, name: str, prompt: tuple[int, ...], **given: str) -> None:
+    def submit(self, name: str, prompt: tuple[int, ...]) -> None:
         """Ask for a completion."""
         self.events += self.scheduler.submit(
-            (SequenceRequest(name, name, prompt, ASKED, TOKENS, frozenset(), 0.0, **given),), 0.0
+            (SequenceRequest(name, name, prompt, ASKED, TOKENS, frozenset(), 0.0),), 0.0
         )
 
     def step(self, count: int = 1) -> None:
