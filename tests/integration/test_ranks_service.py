@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.checkpoints.tiny_checkpoint import write_tiny_llama
-from support.clocks.polling import CEILING_S, wait_until
+from support.clocks.polling import CEILING_S
 from support.programs.installed_programs import needs_programs
 from support.programs.notify_socket import NotifySocket
 from support.ranks.launched_ranks import launched
