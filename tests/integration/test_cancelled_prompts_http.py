@@ -22,7 +22,10 @@ _AT_LEAST = 0.4
 @pytest.fixture(
     name="server",
     scope="module",
-    params=["--no-continuous-batching-enabled", "--continuous-batching-enabled"],
+    params=[
+        pytest.param("--no-continuous-batching-enabled", marks=pytest.mark.long),
+        "--continuous-batching-enabled",
+    ],
     ids=["single", "batched"],
 )
 def _server(
@@ -46,7 +49,7 @@ def _server(
 def test_a_cancelled_prompt_is_gone_on_with(
     server: ServeProcess, *, is_operator: bool, is_streamed: bool
 ) -> None:
-    """Its computed tokens are cached tokens of the next one, whose answer has the bits of one that was computed at once."""
+    """Its computed tokens are cached tokens of the next one, whose answer is the one of a prompt that is computed at once."""
     salt = f"{is_operator} {is_streamed}"
     computed = _cancelled_at(server, salt, is_operator=is_operator, is_streamed=is_streamed)
 
@@ -60,7 +63,11 @@ def test_a_cancelled_prompt_is_gone_on_with(
         details["cached_tokens"],
     )
     assert anew["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
-    assert again["choices"] == anew["choices"]
+    (found,), (whole,) = again["choices"], anew["choices"]
+    assert found["text"] == whole["text"]
+    # Where mlx computes, chunks of other lengths are rounded otherwise.
+    logprobs = whole["logprobs"]["token_logprobs"]
+    assert found["logprobs"]["token_logprobs"] == pytest.approx(logprobs, abs=1e-3)
 
 
 def _body(salt: str, **fields: object) -> dict[str, object]:
