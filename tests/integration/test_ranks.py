@@ -18,7 +18,7 @@ from support.checkpoints.tiny_checkpoint import write_tiny_llama
 from support.clocks.polling import CEILING_S, wait_until
 from support.daemon.scraping import read_page
 from support.daemon.serve_process import ServeProcess
-from support.ranks.launched_ranks import launched, rank_command, rank_pids
+from support.ranks.launched_ranks import free_ports, launched, rank_command, rank_pids
 from support.ranks.ranks_daemon import RanksDaemon
 
 _COMPARED = ("-m", "support.ranks.compared_rows")
@@ -91,6 +91,15 @@ def test_a_rank_that_does_something_else_ends_the_group(fault: str, said: str) -
     assert "RanksLostError" in printed
 
 
+def test_ports_of_ranks_are_none_that_connections_are_given() -> None:
+    """A connection of another test cannot have the port by the time that its rank binds it."""
+    file = Path("/proc/sys/net/ipv4/ip_local_port_range")
+    if not file.exists():
+        pytest.skip("this system has no such file")
+    given = range(*map(int, file.read_text().split()))
+    assert all(free_ports(2) + 1 not in given for _ in range(50))
+
+
 def test_rank_0_sees_the_bytes_of_every_rank_while_they_load() -> None:
     """Ranks of 7 and 14 tensors meet as often, and rank 0 alone shows them."""
     found, printed = _printed(2, [*_LOADING, "-1"])
@@ -157,8 +166,8 @@ def test_ranks_that_load_files_say_the_tokens_of_one_process(
     """Each rank reads its half by offset, and the text of several prompts stays the same."""
     log = tmp_path / "log"
     daemon = RanksDaemon(wide_checkpoint)
-    with launched(2, [*daemon.arguments, *_FLOAT32], log=log):
-        wait_until(lambda: daemon.is_ready, "the daemon is ready", seen=log.read_text)
+    with launched(2, [*daemon.arguments, *_FLOAT32], log=log) as launcher:
+        daemon.wait_until_ready(launcher, log)
         sharded = [_text(daemon.url, prompt) for prompt in _PROMPTS]
     with ServeProcess(str(wide_checkpoint), "--probe-on-start", "off", *_FLOAT32) as alone:
         assert [_text(alone.url, prompt) for prompt in _PROMPTS] == sharded
@@ -176,9 +185,7 @@ def test_a_daemon_of_two_ranks_serves_and_stops_in_order(checkpoint: Path, tmp_p
     """Its status shows both, and a stop that every rank is told of lets requests finish."""
     daemon = RanksDaemon(checkpoint)
     with launched(2, daemon.arguments, log=tmp_path / "log") as launcher:
-        wait_until(
-            lambda: daemon.is_ready, "the daemon is ready", seen=(tmp_path / "log").read_text
-        )
+        daemon.wait_until_ready(launcher, tmp_path / "log")
         assert daemon.ask(max_tokens=8).json()["usage"]["completion_tokens"] == 8
         capabilities = httpx.get(f"{daemon.url}/v1/capabilities").json()
         assert capabilities["distributed"]["ranks"] == 2
@@ -200,7 +207,7 @@ def test_requests_get_an_error_when_a_rank_dies(checkpoint: Path, tmp_path: Path
     """Rank 0 answers what is open and ends with code 70, so a supervisor can start all of them again."""
     daemon, log = RanksDaemon(checkpoint), tmp_path / "log"
     with launched(2, daemon.arguments, log=log) as launcher:
-        wait_until(lambda: daemon.is_ready, "the daemon is ready", seen=log.read_text)
+        daemon.wait_until_ready(launcher, log)
         url, body = f"{daemon.url}/v1/completions", daemon.body(max_tokens=8000)
         with httpx.stream("POST", url, json={**body, "stream": True}, timeout=CEILING_S) as answer:
             lines = answer.iter_lines()
@@ -220,7 +227,7 @@ def test_rank_0_ends_with_code_70_when_a_rank_dies_while_nothing_runs(
     """mlx.launch tells rank 0 to stop as soon as the other one has died, and its end is no order's end."""
     daemon, log = RanksDaemon(checkpoint), tmp_path / "log"
     with launched(2, daemon.arguments, log=log) as launcher:
-        wait_until(lambda: daemon.is_ready, "the daemon is ready", seen=log.read_text)
+        daemon.wait_until_ready(launcher, log)
         os.kill(rank_pids(launcher)[1], signal.SIGKILL)
         launcher.wait(CEILING_S)
 
@@ -235,7 +242,7 @@ def test_rank_0_is_not_live_when_a_rank_hangs_while_nothing_runs(
     daemon, log = RanksDaemon(checkpoint), tmp_path / "log"
     arguments = [*daemon.arguments, "--engine-stall-timeout-s", "10"]
     with launched(2, arguments, log=log) as launcher:
-        wait_until(lambda: daemon.is_ready, "the daemon is ready", seen=log.read_text)
+        daemon.wait_until_ready(launcher, log)
         os.kill(rank_pids(launcher)[1], signal.SIGSTOP)
         # Between 503 and the end lie few seconds, which a busy machine may not look into.
         wait_until(
@@ -255,7 +262,7 @@ def test_a_rank_ends_with_code_70_when_rank_0_dies(checkpoint: Path, tmp_path: P
     """No rank waits for one that is gone."""
     daemon, log = RanksDaemon(checkpoint), tmp_path / "log"
     with launched(2, daemon.arguments, log=log) as launcher:
-        wait_until(lambda: daemon.is_ready, "the daemon is ready", seen=log.read_text)
+        daemon.wait_until_ready(launcher, log)
         os.kill(rank_pids(launcher)[0], signal.SIGKILL)
         launcher.wait(CEILING_S)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.checkpoints.tiny_checkpoint import write_tiny_llama
-from support.clocks.polling import CEILING_S, wait_until
+from support.clocks.polling import CEILING_S
 from support.programs.installed_programs import needs_programs
 from support.programs.notify_socket import NotifySocket
 from support.ranks.launched_ranks import launched
@@ -37,7 +37,7 @@ def test_rank_0_speaks_to_the_service_manager_and_a_stop_is_in_order(tmp_path: P
             "WATCHDOG_PID": str(os.getpid()),  # a process that is not rank 0
         }
         with launched(2, daemon.arguments, log=log, prefix=prefix, environ=environ) as launcher:
-            wait_until(lambda: daemon.is_ready, "the daemon is ready", seen=log.read_text)
+            daemon.wait_until_ready(launcher, log)
             manager.wait_for("READY", "1")
             manager.wait_for("WATCHDOG", "1")
             words = [word.replace("$MAINPID", str(launcher.pid)) for word in stop]

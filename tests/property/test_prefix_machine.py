@@ -279,6 +279,27 @@ class PrefixMachine(RuleBasedStateMachine):
             self._note(self.core.abort((record.request.sequence_id,), None, self.now_s))
             assert record.finished is not None
 
+    @rule(
+        prompt=st.lists(st.integers(0, 2), min_size=6, max_size=24),
+        age=st.integers(0, 9),
+        length=st.integers(0, 20),
+        computed=st.integers(1, 2),
+        steps=st.integers(0, 2),
+    )
+    def cancel_prompt_and_submit_it_again(
+        self, prompt: list[int], age: int, length: int, computed: int, steps: int
+    ) -> None:
+        """A client leaves while its prompt is computed, and asks for the same again."""
+        known = self.records[-1 - age % len(self.records)].text if self.records else ()
+        text = [*known[:length], *[one % self.alphabet for one in prompt]]
+        self._submit(text, 1, "")
+        record = self.records[-1]
+        self._run(computed)
+        if record.finished is None:
+            self._cancel(record)
+        self._submit(text, 1, "")
+        self._run(steps)
+
     @rule()
     def step(self) -> None:
         """A step that goes well."""
@@ -529,6 +550,33 @@ class PrefixMachine(RuleBasedStateMachine):
         )
         self.records.append(Record(request))
         self._note(self.core.submit((request,), self.now_s))
+
+    def _cancel(self, record: Record) -> None:
+        """Abort a sequence; of a prompt that is computed in part, all of that is there afterwards, where there is room."""
+        sequence = self.core._open[record.request.sequence_id]
+        rows = [one for one in self.cache._rows.values() if one.sequence is sequence]
+        is_last = len(sequence.subscribers) == 1
+        must_keep = [one for one in rows if is_last and one.is_open and self._can_keep(one)]
+        self._note(self.core.abort((record.request.sequence_id,), None, self.now_s))
+        for row in must_keep:
+            walk = self.cache._tree.walk(row.root, record.request.prompt)
+            assert self.cache._usable(walk.block, walk.tokens).is_usable
+            assert self.cache._usable(walk.block, walk.tokens).stop >= sequence.prefilled_tokens
+
+    def _can_keep(self, row: PrefixRow) -> bool:
+        """Return whether nothing hinders all that a row in prefill has computed from being kept."""
+        pool, prompt = self.cache._pool, row.sequence.request.prompt
+        walk = self.cache._tree.walk(row.root, prompt)
+        costs, blocks = self.shape.costs, len(prompt) // self.shape.block_tokens + 3
+        more_bytes = blocks * costs.of(self.shape.block_tokens, has_state=False)
+        more_bytes += 2 * costs.of(1, has_state=True)
+        max_entries = self.limits.max_entries
+        has_room = pool.bytes + more_bytes <= pool.limit_bytes
+        has_room = has_room and (max_entries is None or pool.entries < max_entries)
+        is_splittable = walk.block.is_held or walk.tokens == walk.block.stop
+        # State that is on disk alone may have to be read before more is stored behind it.
+        is_in_memory = row.tip.is_usable and not (self.is_stateful and self.limits.disk_bytes)
+        return has_room and is_splittable and is_in_memory and not row.sequence.is_prefilled
 
     def _run(self, steps: int) -> None:
         for _ in range(steps):
@@ -869,6 +917,14 @@ class _LeadsForGood(CommonPrefixes):
         return row.tip.is_usable
 
 
+class DropsCancelledPrompts(PrefixCache):
+    """Keeps of a prompt that is cancelled what a row that failed leaves."""
+
+    def leave(self, sequence: Sequence, *, keeps: bool) -> None:
+        """Store nothing more of a prompt that is not whole."""
+        super().leave(sequence, keeps=keeps and sequence.is_prefilled)
+
+
 class WaitsForGood(PrefixCache):
     """Keeps a row waiting until its leader has left."""
 
@@ -970,6 +1026,7 @@ POSITIONAL = [
     FollowsOneTokenOnly,
     StoresAhead,
     ReusesAll,
+    DropsCancelledPrompts,
     WaitsForGood,
     NeverLetsGo,
     BeginsTooSoon,
@@ -977,7 +1034,7 @@ POSITIONAL = [
     IgnoresSplits,
     HashesWithoutNamespace,
 ]
-STATEFUL = [NeedsNoState, StoresAhead, KeepsStateOfMore]
+STATEFUL = [NeedsNoState, StoresAhead, DropsCancelledPrompts, KeepsStateOfMore]
 FOUND_LATE = {
     IgnoresSplits,
     HashesWithoutNamespace,

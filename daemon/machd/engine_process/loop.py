@@ -10,18 +10,13 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import replace
 
 import structlog
 
-from machd.capabilities.evidence import Results
-from machd.capabilities.verdict import Support
 from machd.clock import Clock
 from machd.engine.protocol.encoder import EncoderInput
 from machd.engine.protocol.engine import Engine, ModelFront
 from machd.engine.protocol.media import PlainArray
-from machd.engine.protocol.memory import StepMemoryError
-from machd.engine.protocol.step import RowFault, StepPlan
 from machd.engine_process.config_change import ConfigChange
 from machd.engine_process.inbox import (
     Abort,
@@ -33,39 +28,23 @@ from machd.engine_process.inbox import (
     Stop,
     Submit,
 )
+from machd.engine_process.invariant_checks import InvariantChecks
 from machd.engine_process.loop_snapshot import Pulse, Snapshots
 from machd.engine_process.measured_engine import Interruption, MeasuredEngine
 from machd.engine_process.scheduling import Scheduling
 from machd.engine_process.startup_guard import NothingToMeasure, Probe, ProbeNews
-from machd.errors import EngineFaultError, MachdError, OverloadedError, RequestError
+from machd.engine_process.steps import Steps
+from machd.engine_process.unadopted_results import UnadoptedResults
+from machd.errors import EngineFaultError, MachdError
 from machd.link.snapshot import LoopSnapshot
 from machd.link.state import ServedState
-from machd.scheduler.events import (
-    EngineFaulted,
-    Event,
-    InvariantBroken,
-    SequenceFinished,
-    StepCompleted,
-)
+from machd.scheduler.events import EngineFaulted, Event
 from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.subscriber import SequenceRequest
-from machd.scheduler.suspensions import MemoryYield
 from machd.settings.model import Settings
 
 _IDLE_WAIT_S = 0.5
 """How long an idle thread sleeps between heartbeats."""
-
-_MAX_CONSECUTIVE_FAULTS = 6
-"""Failed steps without a whole answer between them after which the engine is given up. A request that crashes every
-step takes two."""
-
-_CHECK_INTERVAL_S = 1.0
-"""Interval of checks of the scheduler's invariants; they are also checked whenever it becomes idle."""
-
-_STORE_ROWS_S = 2.0
-"""Time to store blocks of rows that end with the daemon; queued blocks are written to disk after that."""
-
-Publish = Callable[[list[Event]], None]
 
 
 class EngineLoop:
@@ -84,7 +63,7 @@ class EngineLoop:
         load: Callable[[], Engine],
         scheduling: Scheduling,
         settings: Settings,
-        publish: Publish,
+        publish: Callable[[list[Event]], None],
         clock: Clock,
         probe: Probe | None = None,
         on_verdicts: Callable[[frozenset[str]], None] = lambda _changed: None,
@@ -120,14 +99,12 @@ class EngineLoop:
         self._clock = clock
         self._probe = probe or NothingToMeasure()
         self._on_verdicts = on_verdicts
-        self._probe_news = ProbeNews(self._probe, clock)
-        self._unadopted: Results = None
-        self._strict_invariants = strict_invariants
+        self._news = UnadoptedResults(ProbeNews(self._probe, clock))
         self._log = structlog.get_logger("machd.engine")
         self._on_note = on_note
         self._pulse = Pulse(clock, on_beat)
-        self._checked_s = 0.0
-        self._consecutive_faults = 0
+        self._steps = Steps(publish, self._pulse, clock)
+        self._checks = InvariantChecks(publish, clock, is_strict=strict_invariants)
         self._config_change = ConfigChange(
             scheduling, lambda: self._known, self._measure_again, clock
         )
@@ -148,16 +125,6 @@ class EngineLoop:
     def snapshot(self) -> LoopSnapshot:
         """The newest counts; memory at most a second old."""
         return self._snapshots.newest
-
-    @property
-    def slot_count(self) -> int:
-        """Sequences that can run at once."""
-        return self.snapshot.slot_count
-
-    @property
-    def kv_budget_bytes(self) -> int | None:
-        """KV budget in bytes; None for no limit."""
-        return self.snapshot.kv_budget_bytes
 
     def submit(self, requests: tuple[SequenceRequest, ...]) -> None:
         """Start the sequences of one request."""
@@ -283,7 +250,9 @@ class EngineLoop:
             self.finished.set_exception(error)
             self._changes.refuse(self._end_error)
             counted = () if isinstance(error, EngineFaultError) else (EngineFaulted(),)
-            self._publish([*counted, *self._end_all(scheduler, self._end_error)])
+            now_s = self._clock.monotonic_s()
+            ended = scheduler.fail(self._end_error, now_s, include_waiting=True)
+            self._publish([*counted, *ended])
         else:
             self.finished.set_result(None)
             self._changes.refuse(self._end_error)
@@ -296,16 +265,16 @@ class EngineLoop:
         while True:
             self._pulse.beat()
             events = self._take_messages(engine, scheduler, wait_s=wait_s)
-            self._note_answers(events)
+            self._steps.note_answers(events)
             if not self._stop and self._config_change.is_pending:
                 events = self._make_way(engine, scheduler, events)
             if self._stop:
-                self._finish_blocks(engine, scheduler)
+                self._steps.finish_blocks(engine, scheduler)
                 self._end_error = self._stop.error
                 self._publish(
                     events + scheduler.end_all(self._stop.error, self._clock.monotonic_s())
                 )
-                self._store_rows(engine, scheduler)
+                self._steps.store_rows(engine, scheduler)
                 # A last check: an engine that lost one of its ranks has failed, even if it was idle.
                 self._note(engine, scheduler, idle=True)
                 return
@@ -314,30 +283,18 @@ class EngineLoop:
                 self._note(engine, scheduler, idle=False)
                 self._publish(events)
             plan = scheduler.plan()
-            events = [] if plan.is_empty else self._step(engine, scheduler, plan)
+            events = [] if plan.is_empty else self._steps.run(engine, scheduler, plan)
             is_idle = plan.is_empty and not scheduler.running_count + scheduler.waiting_count
             self._note(engine, scheduler, idle=is_idle)
             if events:
                 self._publish(events)
             if is_idle and not was_idle:
-                self._check_books(scheduler, idle=True)
-            elif not is_idle and self._clock.monotonic_s() - self._checked_s >= _CHECK_INTERVAL_S:
-                self._check_books(scheduler, idle=False)
+                self._checks.check(scheduler, self.snapshot.memory, idle=True)
+            elif not is_idle and self._checks.is_due:
+                self._checks.check(scheduler, self.snapshot.memory, idle=False)
             was_idle = is_idle
             self._take_news(engine, scheduler)
             wait_s = self._rest_s(scheduler) if plan.is_empty else 0.0
-
-    def _finish_blocks(self, engine: Engine, scheduler: Scheduler) -> None:
-        """Store the last answer's blocks, so that the disk tier gets them."""
-        while not scheduler.active_loops and not (plan := scheduler.plan()).is_empty:
-            self._publish(self._step(engine, scheduler, plan))
-
-    def _store_rows(self, engine: Engine, scheduler: Scheduler) -> None:
-        """Store the blocks of rows that ran until the end."""
-        until_s = self._clock.monotonic_s() + _STORE_ROWS_S
-        while not (plan := scheduler.plan()).is_empty and self._clock.monotonic_s() < until_s:
-            self._pulse.beat()
-            self._publish(self._step(engine, scheduler, plan))
 
     def _make_way(self, engine: Engine, scheduler: Scheduler, events: list[Event]) -> list[Event]:
         """Suspend running sequences for another config, and apply it once they have no rows; return the remaining events."""
@@ -361,14 +318,15 @@ class EngineLoop:
                 raise interruption.__cause__ from None
             return
         self._note(engine, scheduler, idle=True)
-        self._check_books(scheduler, idle=True)
+        self._checks.check(scheduler, self.snapshot.memory, idle=True)
         self._publish(events)
         self._config_change.answer()
 
     def _measure_again(self, engine: Engine, scheduler: Scheduler) -> None:
         measured = MeasuredEngine(engine, lambda: self._between_steps(engine, scheduler))
         with self._pulse.measurement():
-            results, self._unadopted = self._probe.remeasure(measured), None
+            results = self._probe.remeasure(measured)
+            self._news.forget()
         self.state = ServedState.of(engine.model, results)
 
     def _between_steps(self, engine: Engine, scheduler: Scheduler) -> None:
@@ -390,30 +348,19 @@ class EngineLoop:
             raise Interruption
 
     def _take_news(self, engine: Engine, scheduler: Scheduler) -> None:
-        """Apply results that were measured beside the daemon, if they change a verdict.
-
-        Rows keep the config that they were admitted under, so results are applied when none runs. Running
-        sequences are suspended for a verdict on batching or on a feature that failed; other results must
-        not delay a sequence.
-        """
+        """Apply results that were measured beside the daemon, if they change a verdict."""
+        if self._config_change.is_pending:
+            self._news.poll(engine, self._known)
+            return
         before = self._known
-        results = self._probe_news.poll(engine)
-        if results is not None and results != before.results:
-            self._unadopted = results
-        if self._unadopted is None or self._config_change.is_pending:
+        after = self._news.due_state(engine, scheduler, before)
+        if after is None:
             return
-        after = ServedState.of(engine.model, self._unadopted)
-        changed = after.verdicts.changed_since(before.verdicts)
-        if not scheduler.is_at_rest:
-            if results is not None and _are_urgent(after, changed):
-                scheduler.hold_admission()
-                scheduler.suspend()
-            return
-        self.state, self._unadopted = after, None
+        self.state = after
         if after.verdicts != before.verdicts:
             now_s = self._clock.monotonic_s()
             events = self._scheduling.adopt(engine, scheduler, after, self._settings, now_s)
-            self._on_verdicts(changed)
+            self._on_verdicts(after.verdicts.changed_since(before.verdicts))
             self._publish(events)
             self._note(engine, scheduler, idle=True)
         scheduler.resume_admission()
@@ -424,23 +371,6 @@ class EngineLoop:
             return 0.0  # nothing runs, so the change can be applied
         due_s = scheduler.wait_s(self._clock.monotonic_s())
         return _IDLE_WAIT_S if due_s is None else min(due_s, _IDLE_WAIT_S)
-
-    def _check_books(self, scheduler: Scheduler, *, idle: bool) -> None:
-        """Check the scheduler's invariants, and at an idle moment that the engine holds no KV.
-
-        Raises:
-            AssertionError: An invariant is broken, and invariants are strict.
-        """
-        self._checked_s = self._clock.monotonic_s()
-        try:
-            scheduler.check_invariants(is_whole=idle)
-            left_bytes = self._snapshots.newest.memory.kv_used_bytes if idle else 0
-            assert left_bytes == 0, f"{left_bytes} bytes of KV cache are left and nobody runs"
-        except AssertionError as error:
-            if self._strict_invariants:
-                raise
-            self._log.error("scheduler.invariant_broken", detail=str(error), exc_info=error)
-            self._publish([InvariantBroken(str(error))])
 
     def _take_messages(self, engine: Engine, scheduler: Scheduler, *, wait_s: float) -> list[Event]:
         events: list[Event] = []
@@ -465,141 +395,7 @@ class EngineLoop:
                     scheduler.set_prefix_limits(limits)
         return events
 
-    def _step(self, engine: Engine, scheduler: Scheduler, plan: StepPlan) -> list[Event]:
-        """Compute a step, and return its events."""
-        start_s = self._clock.monotonic_s()
-        try:
-            result = engine.run(plan)
-        except StepMemoryError as shortage:
-            return self._free_memory(engine, scheduler, plan, shortage)
-        except Exception as error:  # noqa: BLE001 - any failure of a step is an engine fault, logged there
-            return self._recover(engine, scheduler, error)
-        now_s = self._clock.monotonic_s()
-        duration_s = now_s - start_s
-        if faults := result.faults:
-            left = tuple(one for one in faults if not self._makes_room(scheduler, one))
-            result = replace(result, faults=left)
-        for fault in faults:
-            fault.release_frames()
-        for draft_fault in result.draft_faults:
-            self._log.warning(
-                "speculation.failed",
-                slot_index=draft_fault.slot_index,
-                exc_info=draft_fault.cause,
-            )
-        events = scheduler.commit(plan, result, now_s, duration_s=duration_s)
-        self._note_answers(events)
-        if plan.prefill or plan.decode:
-            # Counted from the result: a new row may decode in the step of its prompt's end.
-            rows = {token.slot_index for token in result.tokens}
-            rows |= {fault.slot_index for fault in result.faults}
-            width = max(len(plan.decode), len(rows))
-            accepted_tokens = sum(one.accepted_tokens for one in result.drafts)
-            ahead_tokens = len(result.tokens) - len({one.slot_index for one in result.tokens})
-            events.append(
-                StepCompleted(
-                    width,
-                    plan.prefill_tokens,
-                    duration_s,
-                    max(0, ahead_tokens - accepted_tokens),  # a row that failed has none
-                    sum(one.drafted_tokens for one in result.drafts),
-                    accepted_tokens,
-                )
-            )
-        return events
-
-    def _free_memory(
-        self, engine: Engine, scheduler: Scheduler, plan: StepPlan, shortage: StepMemoryError
-    ) -> list[Event]:
-        """Make room for a step that the engine has refused; it is planned again after that.
-
-        The rows and blocks that the plan itself frees are freed first.
-        """
-        freeing = replace(plan, prefill=(), decode=(), encode=())
-        if not freeing.is_empty:
-            return self._step(engine, scheduler, freeing)
-        missing_bytes = shortage.needed_bytes - shortage.left_bytes
-        given, events = scheduler.yield_memory(missing_bytes, self._clock.monotonic_s())
-        self._log.warning(
-            "engine.memory_short",
-            needed_bytes=shortage.needed_bytes,
-            left_bytes=shortage.left_bytes,
-            given=given.value,
-        )
-        return events
-
-    def _makes_room(self, scheduler: Scheduler, fault: RowFault) -> bool:
-        """Log a row's fault, and make room for an image that does not fit, which is then planned again.
-
-        Returns:
-            False if the fault ends the row.
-        """
-        if isinstance(fault.cause, RequestError):
-            return False  # the client's error is in its request's log line
-        if not isinstance(fault.cause, StepMemoryError):
-            self._log.error("row.failed", slot_index=fault.slot_index, exc_info=fault.cause)
-            return False
-        needed_bytes, left_bytes = fault.cause.needed_bytes, fault.cause.left_bytes
-        unused = scheduler.yield_unused(needed_bytes - left_bytes)
-        self._log.warning(
-            "engine.memory_short",
-            needed_bytes=needed_bytes,
-            left_bytes=left_bytes,
-            given=(unused or MemoryYield.ENDED).value,
-        )
-        return unused is not None
-
-    def _note_answers(self, events: list[Event]) -> None:
-        """A whole answer shows that the engine works: prefill may succeed where decode fails.
-
-        An answer that its client ended, by a stop string or by disconnecting, counts as whole.
-        """
-        for event in events:
-            if isinstance(event, SequenceFinished) and not event.error and event.completion_tokens:
-                self._consecutive_faults = 0
-
-    def _recover(self, engine: Engine, scheduler: Scheduler, error: Exception) -> list[Event]:
-        """Suspend every running request, and start the engine's rows afresh.
-
-        They are resumed one at a time at first; one that fails alone as well is ended. After an allocation
-        that failed inside a step the next batch is half as large.
-
-        Raises:
-            EngineFaultError: Too many steps in a row have failed, or the reset itself did.
-        """
-        if isinstance(error, MemoryError):
-            self._log.error("engine.step_failed", exc_info=error, in_a_row=0)
-            events: list[Event] = []
-            if not scheduler.suspend_half():
-                overloaded = OverloadedError(
-                    "the server has too little memory left for this request"
-                )
-                events = scheduler.fail(overloaded, self._clock.monotonic_s())
-            engine.reset()
-            return events
-        self._consecutive_faults += 1
-        fault = EngineFaultError("the engine failed while computing this request")
-        # Before anything else can fail.
-        self._publish([EngineFaulted(), *scheduler.survive(fault, self._clock.monotonic_s())])
-        self._log.error("engine.step_failed", exc_info=error, in_a_row=self._consecutive_faults)
-        if self._consecutive_faults >= _MAX_CONSECUTIVE_FAULTS:
-            raise EngineFaultError(
-                f"{self._consecutive_faults} steps in a row have failed"
-            ) from error
-        engine.reset()
-        return []
-
-    def _end_all(self, scheduler: Scheduler, error: MachdError) -> list[Event]:
-        return scheduler.fail(error, self._clock.monotonic_s(), include_waiting=True)
-
     def _note(self, engine: Engine, scheduler: Scheduler, *, idle: bool) -> None:
         is_changing_config = self._config_change.is_pending
         self._snapshots.take(engine, scheduler, idle=idle, is_changing_config=is_changing_config)
         self._on_note(self._snapshots.newest)
-
-
-def _are_urgent(state: ServedState, changed: frozenset[str]) -> bool:
-    verdicts = state.verdicts.by_feature()
-    return "continuous_batching" in changed or any(
-        verdicts[name].support is Support.BLOCKED for name in changed
-    )

@@ -141,12 +141,17 @@ class PrefixCache:
             self._look_up(other)
 
     def commit(self, plan: StepPlan, result: StepResult) -> None:
-        """Apply a step: confirm blocks, store computed prompts, look up rows that have not begun."""
+        """Apply a step: confirm blocks, store computed prompts, look up rows that have not begun.
+
+        Nothing that a failed row has computed in this step is stored.
+        """
         del self._pool.changes[: len(plan.blocks)]
         self._open_rows(plan)
         self._pool.confirm(result.held_blocks, result.lost_blocks, result.unsaved_blocks)
+        failed = {fault.slot_index for fault in result.faults}
         for chunk in plan.prefill:
-            self._keep_prompt(self._rows[chunk.slot_index])
+            if chunk.slot_index not in failed:
+                self._keep_prompt(self._rows[chunk.slot_index])
         if plan.prefill or plan.blocks:
             for row in self._rows.values():
                 if not (row.is_open or self._common_prefixes.goes_on_waiting(row)):

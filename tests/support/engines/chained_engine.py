@@ -96,7 +96,7 @@ class ChainedEngine:
         drops: Which of it is not written, as the result of a later step says.
         unsaved: What no result has said so of yet.
         makes_changes: After how many changes a step fails; None for never.
-        failing_slots: Rows whose next token is a fault.
+        failing_slots: Rows whose next chunk or token is a fault.
         draft_script: Numbers of drafts and of accepted drafts, by position and maximum.
     """
 
@@ -207,7 +207,8 @@ class ChainedEngine:
     def _copy(self, change: StoreBlock) -> Chained | None:
         assert change.block_id not in self._used_ids, "a number that no block has had"
         self._used_ids.add(change.block_id)
-        if change.slot_index in self._faulted or self.loses(change):
+        assert change.slot_index not in self._faulted, "nothing is copied out of a row that failed"
+        if self.loses(change):
             return None
         row = self.rows[change.slot_index]
         assert 0 <= change.start < change.stop <= len(row.texts), "what is copied is computed"
@@ -276,7 +277,7 @@ class ChainedEngine:
         if chunk.shared is not None:
             self._share(chunk.slot_index, chunk.shared)
         if not chunk.is_last:
-            return []
+            return [self._fault(chunk.slot_index)] if chunk.slot_index in self.failing_slots else []
         row.next_id = chunk.token_ids[-1]
         return [] if self._is_late else [self._decode(chunk.slot_index)]
 
@@ -305,8 +306,7 @@ class ChainedEngine:
 
     def _decode(self, slot_index: int) -> SampledToken | RowFault:
         if slot_index in self.failing_slots:
-            self._faulted.add(slot_index)
-            return RowFault(slot_index, ValueError("planted"))
+            return self._fault(slot_index)
         row = self.rows[slot_index]
         assert row.next_id is not None, "the prompt comes first"
         row.compute((row.next_id,))
@@ -315,6 +315,10 @@ class ChainedEngine:
         assert row.tokens_left >= 0, "a row gets no more tokens than it may have"
         row.next_id = said(row.state, self._alphabet)
         return SampledToken(slot_index, row.next_id)
+
+    def _fault(self, slot_index: int) -> RowFault:
+        self._faulted.add(slot_index)
+        return RowFault(slot_index, ValueError("planted"))
 
     def _scored(self, chunk: PrefillChunk) -> list[RowOutput]:
         row, asked = self.rows[chunk.slot_index], chunk.sampling.prompt_logprobs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -15,6 +16,8 @@ from support.clocks.polling import wait_until
 
 _LAUNCH = Path(sys.executable).with_name("mlx.launch")
 _TESTS = Path(__file__).parents[2]
+_FIRST_PORT, _LAST_PORT = 12_000, 30_000
+"""Below those that Linux (from 32,768 on) and macOS (from 49,152 on) give to connections."""
 
 
 def rank_command(ranks: int, arguments: Sequence[str]) -> list[str]:
@@ -84,15 +87,17 @@ def _rank(pid: int) -> int:
 
 
 def free_ports(count: int) -> int:
-    """Return the first of ``count`` consecutive free ports."""
+    """Return the first of ``count`` consecutive free ports, none of which the system gives to anybody who asks for no certain one.
+
+    Ranks bind theirs only after they have imported mlx. By then an outgoing connection would have got a port of the system's range, and a
+    closed one keeps it for a minute.
+    """
     while True:
+        first = random.SystemRandom().randrange(_FIRST_PORT, _LAST_PORT - count)
         with contextlib.ExitStack() as stack:
-            first = stack.enter_context(socket.socket())
-            first.bind(("127.0.0.1", 0))
-            start = int(first.getsockname()[1])
             try:
-                for port in range(start + 1, start + count):
+                for port in range(first, first + count):
                     stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            except (OSError, OverflowError):
+            except OSError:
                 continue
-            return start
+            return first

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import httpx
 
-from support.clocks.polling import CEILING_S
+from support.clocks.polling import CEILING_S, wait_until
 from support.ranks.launched_ranks import free_ports
 
 
@@ -30,6 +31,19 @@ class RanksDaemon:
             return httpx.get(f"{self.url}/health/ready").is_success
         except httpx.HTTPError:
             return False
+
+    def wait_until_ready(self, launcher: subprocess.Popen[bytes], log: Path) -> None:
+        """Wait until rank 0 takes requests.
+
+        Raises:
+            AssertionError: The ranks ended before, or are not ready in time. It says what they logged.
+        """
+        wait_until(
+            lambda: launcher.poll() is not None or self.is_ready,
+            "the daemon is ready",
+            seen=log.read_text,
+        )
+        assert launcher.poll() is None, f"the ranks ended before they were ready: {log.read_text()}"
 
     @property
     def live_status(self) -> int | None:

@@ -10,12 +10,12 @@ from support.schedulers.sequence_samples import LIMITS, batching_of, only, outpu
 
 from machd.engine.protocol.blocks import ForgetSaved, LoadBlock, StoreBlock
 from machd.engine.protocol.step import SampledToken, StepPlan
-from machd.errors import EngineFaultError
+from machd.errors import EngineFaultError, MachdError, OverloadedError, RequestTimeoutError
 from machd.request.generation import SamplingParams
 from machd.scheduler import common_prefixes, prefix_cache
 from machd.scheduler.block_tree import BlockTree, common_tokens
 from machd.scheduler.config import continuous
-from machd.scheduler.events import Event, PromptLookedUp, SequenceFinished
+from machd.scheduler.events import CacheReason, Event, PromptLookedUp, SequenceFinished
 from machd.scheduler.pacing import StepPace
 from machd.scheduler.prefix_cache import PrefixCache
 from machd.scheduler.prefix_limits import BlockCosts, PrefixConfig, PrefixLimits, PrefixReading
@@ -23,9 +23,13 @@ from machd.scheduler.scheduler import Scheduler
 from machd.scheduler.subscriber import Priority, SequenceRequest
 
 PLENTY = PrefixLimits(100_000)
+DISK = PrefixLimits(1_000_000, disk_bytes=1_000_000)
 ALPHABET = 200
 SYSTEM = tuple(range(100, 112))
 """Twelve tokens that prompts begin with."""
+
+LONG = tuple(range(100, 118))
+"""A prompt of four chunks of five tokens, the last of which is not full."""
 
 
 class Daemon:
@@ -118,6 +122,12 @@ class Daemon:
         ]
         assert told == [end.cached_tokens]
         return end.cached_tokens
+
+    def reason(self, sequence_id: str) -> CacheReason:
+        """Why no more of a prompt was cached."""
+        told = [one for one in only(PromptLookedUp, self.events) if one.sequence_id == sequence_id]
+        (event,) = told
+        return event.diagnosis.client_reason
 
     def answer(self, sequence_id: str) -> list[int]:
         """Its tokens."""
@@ -283,14 +293,120 @@ def test_state_is_kept_where_texts_are_seen_to_part() -> None:
     assert daemon.ask(*SYSTEM[:10], 9, 9, 9, 9) == 10
 
 
-def test_an_aborted_prompt_leaves_its_state() -> None:
-    """The snapshot is at the row's position, although no text ends there."""
-    daemon = Daemon(is_stateful=True, chunk_tokens=4)
-    leader = daemon.submit(*SYSTEM, 1)
+@pytest.mark.parametrize("is_stateful", [False, True])
+@pytest.mark.parametrize("max_b", [1, 4])
+@pytest.mark.parametrize("error", [None, OverloadedError("cancelled by an operator")])
+def test_cancelled_prompt_is_gone_on_with_where_it_was(
+    error: MachdError | None, max_b: int, *, is_stateful: bool
+) -> None:
+    """After each of its chunks; with state a snapshot is made there, although no text ends there."""
+    for chunks in range(1, 4):
+        daemon = Daemon(is_stateful=is_stateful, chunk_tokens=5, max_b=max_b)
+        cancelled = daemon.submit(*LONG)
+        daemon.step(chunks)
+        daemon.events += daemon.core.abort((cancelled,), error, 0.0)
+        again = daemon.submit(*LONG)
+        daemon.finish()
+        assert daemon.cached(again) == 5 * chunks
+        assert daemon.reason(again) is CacheReason.CONTINUED
+        assert daemon.prefilled_tokens == len(LONG)
+        assert daemon.answer(again) == [said(LONG, ALPHABET)]
+
+
+@pytest.mark.parametrize("is_stateful", [False, True])
+def test_prompt_that_is_late_is_gone_on_with(*, is_stateful: bool) -> None:
+    """A deadline ends a prompt as its client's leaving does."""
+    daemon = Daemon(is_stateful=is_stateful)
+    daemon.submit(*LONG)
     daemon.step(2)
+    daemon.events += daemon.core.admit(LIMITS.request_timeout_s + 1)
+    (late,) = only(SequenceFinished, daemon.events)
+    assert isinstance(late.error, RequestTimeoutError)
+    assert daemon.ask(*LONG) == 10
+
+
+def test_prompt_cancelled_before_its_first_chunk_leaves_nothing() -> None:
+    """While it waits, and in its slot."""
+    daemon = Daemon(max_b=1)
+    first, second = daemon.submit(*LONG), daemon.submit(*LONG)
+    daemon.events += daemon.core.admit(0.0)
+    daemon.events += daemon.core.abort((second, first), None, 0.0)
+    daemon.finish()
+    assert daemon.reading.blocks == 0
+    again = daemon.submit(*LONG)
+    daemon.finish()
+    assert (daemon.cached(again), daemon.reason(again)) == (0, CacheReason.FIRST_SEEN)
+
+
+@pytest.mark.parametrize(
+    "limits", [PrefixLimits(0), PrefixLimits(80), PrefixLimits(100_000, max_entries=1)]
+)
+@pytest.mark.parametrize("is_stateful", [False, True])
+def test_blocks_of_a_cancelled_prompt_obey_the_limits(
+    limits: PrefixLimits, *, is_stateful: bool
+) -> None:
+    """In bytes and in texts; no row pins them any more, and they can be cleared."""
+    daemon = Daemon(is_stateful=is_stateful, limits=limits)
+    daemon.ask(7, 7, 7, 7, 7)
+    cancelled = daemon.submit(*LONG)
+    daemon.step(3)
+    daemon.events += daemon.core.abort((cancelled,), None, 0.0)
+    daemon.finish()
+    reading = daemon.reading
+    assert reading.bytes <= limits.max_bytes
+    assert reading.entries <= (limits.max_entries or reading.entries)
+    assert reading.pinned_blocks == 0
+    daemon.core.clear_prefixes(is_disk_included=False)
+    assert daemon.reading.blocks == 0
+
+
+def test_cancelled_prompt_is_found_by_its_own_namespace_alone() -> None:
+    """Another API key computes it whole."""
+    daemon = Daemon()
+    cancelled = daemon.submit(*LONG, namespace="a")
+    daemon.step(3)
+    daemon.events += daemon.core.abort((cancelled,), None, 0.0)
+    assert daemon.ask(*LONG, namespace="b") == 0
+    assert daemon.ask(*LONG, namespace="a") == 15
+
+
+@pytest.mark.parametrize("is_stateful", [False, True])
+def test_follower_of_a_cancelled_prompt_goes_on_for_all(*, is_stateful: bool) -> None:
+    """Each begins where the cancelled one was, or waits for the one that does: nothing is computed twice."""
+    daemon = Daemon(is_stateful=is_stateful)
+    leader, *others = (daemon.submit(*LONG, number, 50) for number in range(3))
+    daemon.step(3)
     daemon.events += daemon.core.abort((leader,), None, 0.0)
     daemon.finish()
-    assert daemon.ask(*SYSTEM, 1) == 8
+    assert [daemon.cached(one) for one in others] == [15, len(LONG)]
+    assert daemon.prefilled_tokens == len(LONG) + 2 * len(others)
+
+
+@pytest.mark.parametrize("is_stateful", [False, True])
+def test_another_daemon_goes_on_with_a_cancelled_prompt(*, is_stateful: bool) -> None:
+    """Its blocks are saved as others are."""
+    before = Daemon(is_stateful=is_stateful, limits=DISK)
+    cancelled = before.submit(*LONG)
+    before.step(3)
+    before.events += before.core.abort((cancelled,), None, 0.0)
+    before.finish()
+    daemon = Daemon(is_stateful=is_stateful, limits=DISK, before=before)
+    assert daemon.ask(*LONG) == 15
+
+
+@pytest.mark.parametrize("is_stateful", [False, True])
+def test_chunk_of_a_row_that_failed_is_not_kept(*, is_stateful: bool) -> None:
+    """Blocks of its earlier chunks stay, and none makes room for the one that failed."""
+    daemon = Daemon(is_stateful=is_stateful, limits=PrefixLimits(20 * TOKEN_BYTES), chunk_tokens=8)
+    daemon.ask(7, 7, 7, 7, 7)
+    daemon.submit(*LONG)
+    daemon.step()
+    daemon.engine.failing_slots = {0}
+    daemon.step()
+    daemon.engine.failing_slots = set()
+    daemon.finish()
+    assert daemon.reading.evictions == 0
+    assert all(len(block.texts[-1]) <= 8 for block in daemon.engine.blocks.values())
 
 
 def test_a_failed_row_leaves_nothing_more() -> None:
@@ -390,7 +506,6 @@ def test_waiting_row_is_not_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> 
     assert walks < waited
 
 
-DISK = PrefixLimits(1_000_000, disk_bytes=1_000_000)
 STOPS = (10, 20, 50, 30, 40)
 """Where texts leave one that is longer."""
 

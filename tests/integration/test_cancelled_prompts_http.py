@@ -1,0 +1,118 @@
+"""A long prompt whose client leaves, or which an operator ends, is gone on with when it comes again: the real process and model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from support.clients.raw_client import RawClient
+from support.clocks.polling import CEILING_S, wait_until
+from support.daemon.serve_process import ServeProcess
+
+_TOKEN = "an-operator-of-the-test-0123456789"
+_OPERATOR = {"Authorization": f"Bearer {_TOKEN}"}
+_CHUNK_TOKENS = 32
+_PROMPT = [1000 + at * 7 % 20_000 for at in range(1_200)]
+_AT_LEAST = 0.4
+"""Share of the prompt that is computed when it is cancelled: a busy machine notices that late."""
+
+
+@pytest.fixture(
+    name="server",
+    scope="module",
+    params=[
+        pytest.param("--no-continuous-batching-enabled", marks=pytest.mark.long),
+        "--continuous-batching-enabled",
+    ],
+    ids=["single", "batched"],
+)
+def _server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServeProcess]:
+    """One daemon of the embedded model in each mode, whose chunks are short enough to be counted."""
+    token_file = tmp_path_factory.mktemp("operator") / "token"
+    token_file.write_text(_TOKEN)
+    token_file.chmod(0o600)
+    arguments = [
+        *(request.param, "--cache-memory-mb", "500", "--auth-admin-token-file", str(token_file)),
+        *("--continuous-batching-prefill-chunk-tokens", str(_CHUNK_TOKENS)),
+    ]
+    with ServeProcess(*arguments) as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("is_operator", "is_streamed"), [(False, True), (True, False)], ids=["disconnect", "operator"]
+)
+def test_a_cancelled_prompt_is_gone_on_with(
+    server: ServeProcess, *, is_operator: bool, is_streamed: bool
+) -> None:
+    """Its computed tokens are cached tokens of the next one, whose answer is the one of a prompt that is computed at once."""
+    salt = f"{is_operator} {is_streamed}"
+    computed = _cancelled_at(server, salt, is_operator=is_operator, is_streamed=is_streamed)
+
+    again, anew = _ask(server, salt), _ask(server, f"{salt} anew")
+
+    details = again["usage"]["prompt_tokens_details"]
+    assert computed <= details["cached_tokens"] < len(_PROMPT) - 1
+    diagnosis = details["cache_diagnosis"]
+    assert (diagnosis["reason"], diagnosis["parted_at_tokens"]) == (
+        "continued",
+        details["cached_tokens"],
+    )
+    assert anew["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    (found,), (whole,) = again["choices"], anew["choices"]
+    assert found["text"] == whole["text"]
+    # Where mlx computes, chunks of other lengths are rounded otherwise.
+    logprobs = whole["logprobs"]["token_logprobs"]
+    assert found["logprobs"]["token_logprobs"] == pytest.approx(logprobs, abs=1e-3)
+
+
+def _body(salt: str, **fields: object) -> dict[str, object]:
+    return {
+        "model": "smollm2-135m-instruct",
+        "prompt": _PROMPT,
+        "max_tokens": 8,
+        "temperature": 0,
+        "logprobs": 3,
+        "cache_salt": salt,
+        "return_cache_diagnosis": True,
+        **fields,
+    }
+
+
+def _ask(server: ServeProcess, salt: str) -> Any:
+    answer = httpx.post(f"{server.url}/v1/completions", json=_body(salt), timeout=CEILING_S)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def _cancelled_at(server: ServeProcess, salt: str, *, is_operator: bool, is_streamed: bool) -> int:
+    """Cancel a prompt in its middle, and return how many of its tokens were computed by then."""
+
+    def requests() -> list[dict[str, Any]]:
+        return list(
+            httpx.get(f"{server.admin_url}/admin/requests", headers=_OPERATOR).json()["requests"]
+        )
+
+    def computed() -> int:
+        found = requests()
+        assert found, "the prompt is computed before it can be cancelled"
+        return int(found[0]["prefilled_tokens"])
+
+    with RawClient(server.url) as client:
+        client.post_json("/v1/completions", _body(salt, stream=is_streamed))
+        wait_until(lambda: bool(requests()), "it is there")
+        wait_until(lambda: computed() >= _AT_LEAST * len(_PROMPT), "much of it is computed")
+        tokens, (request,) = computed(), requests()
+        assert request["phase"] == "prefill"
+        if is_operator:
+            ended = httpx.delete(
+                f"{server.admin_url}/admin/requests/{request['id']}", headers=_OPERATOR
+            )
+            assert ended.status_code == 200, ended.text
+            client.read_until(b"ended this request")
+    wait_until(lambda: not requests(), "its end is noticed")
+    return tokens
