@@ -316,7 +316,7 @@ _LONG = "an answer that goes on and on " * 60
 
 
 def test_the_stream_of_a_suspended_model_gets_keep_alives(make: Make) -> None:
-    """While another model has its turn; then it goes on."""
+    """While another model has its turn they say that it waits; then it goes on."""
     body = chat(f"say {_LONG}", stream=True) | {"model": "quick"}
     lines: list[str] = []
     with (
@@ -333,7 +333,7 @@ def test_the_stream_of_a_suspended_model_gets_keep_alives(make: Make) -> None:
                 break
         assert short.result(0).texts == ("short",)
 
-    assert lines.count(": keep-alive") >= 2
+    assert lines.count(": waiting") >= 2
 
 
 def test_a_stream_that_waits_for_a_slot_begins_when_its_model_is_suspended(make: Make) -> None:

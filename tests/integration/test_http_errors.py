@@ -884,7 +884,7 @@ def test_a_fault_after_the_first_comment_is_an_event() -> None:
     ):
         client.post_json(_CHAT, chat("say abc", stream=True))
         gate.wait_until_held()
-        client.read_until(b": keep-alive\n\n")
+        client.read_until(b": prefill 0/")
         gate.open()
         answer = client.read_answer()
     assert answer.status == 200

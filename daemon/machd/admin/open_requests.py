@@ -12,16 +12,12 @@ from machd.admin.context import AdminContext
 from machd.clock import Clock
 from machd.generations.encodings import Encoding
 from machd.generations.generation import Generation
+from machd.generations.prefill_progress import Phase, phase_of, prefill_progress
 from machd.link.snapshot import LoopSnapshot
 from machd.scheduler.events import DecodeMode
 from machd.scheduler.waits import WaitReason
 from machd.served.served_models import ServedModels
 from machd.served.waiting_request import WaitingRequest
-
-Phase = Literal["waiting", "prefill", "decode"]
-
-_RATED_AFTER_S = 0.25
-"""Time from which on a rate says something: the clocks of two processes and a step lie in it."""
 
 
 class OpenRequest(Struct, frozen=True, kw_only=True):
@@ -133,20 +129,13 @@ def _generation(generation: Generation, moment: _Moment) -> OpenRequest:
     identity, usage = generation.identity, generation.usage
     admission, token_s = generation.admission, generation.first_token_s
     snapshot = moment.snapshots.get(identity.model)
-    phase = _phase(generation, moment.prefilled_tokens, snapshot)
+    phase = phase_of(generation, moment.prefilled_tokens, snapshot)
     waits_for = None
     if phase == "waiting":
         waits = snapshot.waits if snapshot is not None else None
         waits_for = WaitReason.TURN if waits is None else waits.of(generation.open_sequences)
-    prefilled_tokens = generation.prefilled_tokens(moment.prefilled_tokens)
-    rate, left_s = None, None
-    if phase == "prefill" and admission is not None and snapshot is not None:
-        age_s = max(0.0, moment.clock.unix_s() - snapshot.taken_unix_s)
-        seconds_s = moment.now_s - age_s - admission.at_s
-        computed_tokens = prefilled_tokens - usage.cached_tokens
-        if computed_tokens > 0 and seconds_s >= _RATED_AFTER_S:
-            rate = computed_tokens / seconds_s
-            left_s = max(0.0, (usage.prompt_tokens - prefilled_tokens) / rate - age_s)
+    progress = prefill_progress(generation, moment.prefilled_tokens, snapshot, moment.clock)
+    is_prefill = phase == "prefill" and snapshot is not None
     return OpenRequest(
         id=identity.generation_id,
         request_id=identity.request_id,
@@ -158,36 +147,14 @@ def _generation(generation: Generation, moment: _Moment) -> OpenRequest:
         age_s=round(moment.now_s - identity.arrived_s, 3),
         ttft_s=None if token_s is None else round(token_s - identity.arrived_s, 3),
         prompt_tokens=usage.prompt_tokens,
-        prefilled_tokens=prefilled_tokens,
-        prefill_tokens_per_s=_rounded(rate),
-        prefill_left_s=_rounded(left_s),
+        prefilled_tokens=progress.prefilled_tokens,
+        prefill_tokens_per_s=_rounded(progress.tokens_per_s) if is_prefill else None,
+        prefill_left_s=_rounded(progress.left_s) if is_prefill else None,
         completion_tokens=usage.completion_tokens,
         tokens_per_s=_rounded(generation.generation_tps),
         decode_mode=None if admission is None else admission.decode_mode,
         adapter=identity.adapter_name,
         model=identity.model,
-    )
-
-
-def _phase(
-    generation: Generation, running: Mapping[str, int], snapshot: LoopSnapshot | None
-) -> Phase:
-    """Return what a generation does: of one whose sequences have all been computed, as the last of them did."""
-    left = generation.open_sequences
-    if left and not any(one in running for one in left) and _waits(generation, snapshot):
-        return "waiting"
-    return "prefill" if generation.first_token_s is None else "decode"
-
-
-def _waits(generation: Generation, snapshot: LoopSnapshot | None) -> bool:
-    """Return whether a generation of which no sequence runs waits; else the events of its end are on their way."""
-    if generation.admission is None or len(generation.sequence_ids) > 1:
-        return True
-    if snapshot is None:
-        return False
-    waits = snapshot.waits
-    return waits.reason is WaitReason.MODEL or any(
-        one in waits.others for one in generation.open_sequences
     )
 
 

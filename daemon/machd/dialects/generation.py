@@ -27,6 +27,7 @@ from machd.http.context import ServerContext
 from machd.http.leases import note_model
 from machd.http.stamps import arrived_s, request_id, trace_context
 from machd.http.stream import Dialect, GenerationResponse, StreamPolicy, while_connected
+from machd.http.told_progress import TellProgress
 from machd.reading.conversation import PreparedConversation
 from machd.reading.guidance import NO_GUIDANCE, Guidance
 from machd.request.adapter import Adapter, NumberedAdapter, adapter_namespace
@@ -109,6 +110,7 @@ async def converse(  # noqa: PLR0913 - one argument for each part of an answer
     *,
     prompt_param: str = "messages",
     dropped_tools: Sequence[str] = (),
+    tell_progress: TellProgress | None = None,
 ) -> GenerationResponse:
     """Answer a conversation once it is prepared; a client that leaves before ends that.
 
@@ -127,6 +129,7 @@ async def converse(  # noqa: PLR0913 - one argument for each part of an answer
         dialect,
         prompt_param=prompt_param,
         dropped_tools=dropped_tools,
+        tell_progress=tell_progress,
     )
 
 
@@ -139,6 +142,7 @@ def respond(  # noqa: PLR0913 - one argument for each part of an answer
     *,
     prompt_param: str,
     dropped_tools: Sequence[str] = (),
+    tell_progress: TellProgress | None = None,
 ) -> GenerationResponse:
     """Open the generation and hand it to the response that will own it.
 
@@ -146,6 +150,7 @@ def respond(  # noqa: PLR0913 - one argument for each part of an answer
 
     There are several prompts of a text completion alone, which have the same guidance and no media.
     Headers name what is dropped and count what is omitted; ``prompt_param`` is named in errors about prompts.
+    ``tell_progress`` writes an event of the prompts' progress, which is told if the request asks for it.
 
     Raises:
         InvalidRequestError: The request asks for more than limits, context or bounds allow.
@@ -170,9 +175,12 @@ def respond(  # noqa: PLR0913 - one argument for each part of an answer
             interval_tokens=options.stream_interval or settings.streaming.interval,
             keepalive_s=settings.streaming.keepalive_s,
             pause=context.service.pause,
+            snapshot=lambda: context.served.snapshot,
+            clock=context.clock,
         ),
         is_stream=options.stream,
         notes=_notes(first, dropped_tools),
+        tell_progress=tell_progress if options.tells_progress else None,
     )
 
 

@@ -13,6 +13,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from machd.dialects.endpoint import endpoint
 from machd.dialects.generation import compiled, identify, read_generation, respond
+from machd.dialects.prompt_progress import PromptProgress
 from machd.dialects.wire.bounds import ContentText
 from machd.dialects.wire.errors import error_json
 from machd.dialects.wire.generation_request import agreed_tokens
@@ -22,6 +23,7 @@ from machd.engine.protocol.engine import ModelFront
 from machd.engine.protocol.fill_format import ContextFile, FillFormat
 from machd.errors import InvalidRequestError, MachdError, UnsupportedParameterError
 from machd.generations.generation import ChoiceDelta, GenerationUsage
+from machd.generations.prefill_progress import PrefillProgress
 from machd.http.context import ServerContext
 from machd.http.sse import COMMENT_KEEP_ALIVE, EVENT_STREAM, data_frame
 from machd.reading.conversation import PreparedConversation
@@ -99,6 +101,7 @@ class InfillAnswer(Struct, frozen=True, kw_only=True):
         tokens_cached: Those of the prompt that were there before the request came.
         truncated: Whether the prompt was cut, which machd never does.
         stopping_word: The stop text that ended the fill; empty without one.
+        prompt_progress: With ``return_progress``, in events of a stream that add no text.
     """
 
     index: Literal[0] = 0
@@ -111,6 +114,7 @@ class InfillAnswer(Struct, frozen=True, kw_only=True):
     truncated: Literal[False] | UnsetType = UNSET
     stop_type: StopType | UnsetType = UNSET
     stopping_word: str | UnsetType = UNSET
+    prompt_progress: PromptProgress | UnsetType = UNSET
 
 
 @endpoint(
@@ -129,13 +133,15 @@ async def create_infill(
     form = await service.in_worker(fill_format, context.served.front, param="input_suffix")
     prompt = await service.in_worker(_prompt, form, body)
     guidance = await compiled(request, context, body.constraint())
+    dialect = _InfillDialect(context.answer_name)
     return respond(
         context,
         identify(request, context, endpoint="infill", prefix="infill-"),
         [PreparedConversation(prompt, guidance)],
         with_fill_ends(body.options(), form),
-        _InfillDialect(context.answer_name),
+        dialect,
         prompt_param="input_prefix",
+        tell_progress=dialect.progress,
     )
 
 
@@ -193,6 +199,16 @@ class _InfillDialect(_InfillStream):
     def opening(self, usage: GenerationUsage) -> bytes:
         self._prompt_tokens = usage.prompt_tokens
         return b""
+
+    def progress(self, progress: PrefillProgress) -> bytes:
+        piece = InfillAnswer(
+            content="",
+            stop=False,
+            tokens_predicted=self._predicted_tokens,
+            tokens_evaluated=self._prompt_tokens,
+            prompt_progress=PromptProgress.of(progress),
+        )
+        return data_frame(self._encoder.encode(piece))
 
     def push(self, delta: ChoiceDelta) -> bytes:
         self._texts.append(delta.text)

@@ -5,17 +5,21 @@ The shapes are those servers'; what is not true of machd is left out of them.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from litestar import Request, Response
 from litestar.di import NamedDependency
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Struct, UnsetType, structs
 
 from machd.dialects.endpoint import endpoint
 from machd.engine.protocol.step import ProposerKind
 from machd.errors import UnavailableError
+from machd.generations.generation import SequenceCounts
+from machd.generations.prefill_progress import PrefillProgress, age_s
 from machd.http.context import ServerContext
 from machd.http.failures import error_answer
+from machd.link.snapshot import LoopSnapshot
 from machd.request.generation import GenerationOptions
 
 
@@ -115,20 +119,40 @@ class RouterProperties(Struct, frozen=True, kw_only=True):
     build_info: str
 
 
+class NextToken(Struct, frozen=True, kw_only=True):
+    """The answer of a slot's sequence so far; ``n_decoded`` are its tokens."""
+
+    n_decoded: int
+
+
 class Slot(Struct, frozen=True, kw_only=True):
     """A place for a running sequence.
+
+    What follows ``is_processing`` is there while a sequence runs in it. The fields are llama.cpp's, where it has them.
 
     Attributes:
         id: Slots are alike, so that those with the lowest ids are shown as the ones at work.
         n_ctx: Positions that prompt and completion share, in tokens.
         speculative: Whether draft tokens are proposed.
         is_processing: Whether a sequence runs in it.
+        n_prompt_tokens: Tokens of its prompt.
+        n_prompt_tokens_processed: Of these, computed so far.
+        n_prompt_tokens_cache: Of these, found in the prefix cache.
+        next_token: One entry.
+        prompt_per_second: Prompt tokens computed a second; left out once all are, and before it is known.
+        prompt_left_ms: Time until all are, at that rate; left out with it.
     """
 
     id: int
     n_ctx: int
     speculative: bool
     is_processing: bool
+    n_prompt_tokens: int | UnsetType = UNSET
+    n_prompt_tokens_processed: int | UnsetType = UNSET
+    n_prompt_tokens_cache: int | UnsetType = UNSET
+    next_token: list[NextToken] | UnsetType = UNSET
+    prompt_per_second: float | UnsetType = UNSET
+    prompt_left_ms: int | UnsetType = UNSET
 
 
 @endpoint("GET|HEAD /", Welcome, also=(503,), public=True)
@@ -194,16 +218,56 @@ async def get_slots(
         and snapshot.running_count >= snapshot.slot_count
     ):
         return error_answer(request, UnavailableError("every slot is at work; try again later"))
-    is_speculative = _is_speculative(context)
-    return [
+    slots = [
         Slot(
             id=index,
             n_ctx=model.context_tokens,
-            speculative=is_speculative,
+            speculative=_is_speculative(context),
             is_processing=index < snapshot.running_count,
         )
         for index in range(snapshot.slot_count)
     ]
+    busy = [_busy(*one) for one in zip(slots, _running(context, snapshot), strict=False)]
+    return busy + slots[len(busy) :]
+
+
+def _running(
+    context: ServerContext, snapshot: LoopSnapshot
+) -> Iterator[tuple[SequenceCounts, PrefillProgress]]:
+    """Yield the tokens of each running sequence, the oldest request first."""
+    running, clock = snapshot.prefilled_tokens, context.clock
+    for generation in context.service.generations:
+        for sequence_id in generation.sequence_ids:
+            if sequence_id in running:
+                counts = generation.counts_of(sequence_id)
+                elapsed_s = 0.0
+                if counts.admitted_s is not None:
+                    elapsed_s = clock.monotonic_s() - counts.admitted_s
+                yield (
+                    counts,
+                    PrefillProgress.of(
+                        counts.prompt_tokens,
+                        counts.cached_tokens,
+                        running[sequence_id],
+                        elapsed_s=elapsed_s,
+                        age_s=age_s(snapshot, clock),
+                    ),
+                )
+
+
+def _busy(slot: Slot, running: tuple[SequenceCounts, PrefillProgress]) -> Slot:
+    counts, progress = running
+    is_prefill = counts.completion_tokens == 0 and progress.tokens_per_s is not None
+    return structs.replace(
+        slot,
+        is_processing=True,
+        n_prompt_tokens=progress.prompt_tokens,
+        n_prompt_tokens_processed=max(0, progress.prefilled_tokens - progress.cached_tokens),
+        n_prompt_tokens_cache=progress.cached_tokens,
+        next_token=[NextToken(n_decoded=counts.completion_tokens)],
+        prompt_per_second=round(progress.tokens_per_s or 0.0, 3) if is_prefill else UNSET,
+        prompt_left_ms=round((progress.left_s or 0.0) * 1000) if is_prefill else UNSET,
+    )
 
 
 def _is_speculative(context: ServerContext) -> bool:

@@ -144,10 +144,26 @@ class GenerationUsage:
     timing: GenerationTiming = field(default=GenerationTiming(), compare=False)
 
 
+@dataclass(frozen=True, slots=True)
+class SequenceCounts:
+    """Tokens of one sequence.
+
+    Attributes:
+        cached_tokens: Prompt tokens that were cached before it began.
+        admitted_s: When it got its slot, on the monotonic clock; None before.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    admitted_s: float | None
+
+
 class _Choice:
     """A choice of the answer, and the text of its sequence."""
 
     __slots__ = (
+        "admitted_s",
         "cached_tokens",
         "completion_tokens",
         "diagnosis",
@@ -168,6 +184,7 @@ class _Choice:
         self.sequence_id = sequence_id
         self.text = text
         self.parser = parser
+        self.admitted_s: float | None = None
         self.cached_tokens = 0
         self.diagnosis: CacheDiagnosis | None = None
         self.completion_tokens = 0
@@ -290,6 +307,16 @@ class Generation:
                 for one in choices[number * count : (number + 1) * count]
             )
             for number, prompt_tokens in enumerate(self._tokens_of_prompts)
+        )
+
+    def counts_of(self, sequence_id: str) -> SequenceCounts:
+        """Return the tokens of one of its sequences."""
+        choice = self._choices[sequence_id]
+        return SequenceCounts(
+            self._tokens_of_prompts[choice.index // self._choices_per_prompt],
+            choice.cached_tokens,
+            choice.completion_tokens,
+            choice.admitted_s,
         )
 
     @property
@@ -476,7 +503,7 @@ class Generation:
         """Apply one event to the request's record or to a choice's delta."""
         match event:
             case SequenceAdmitted() | SequenceStarted():
-                self._note_mode(event)
+                self._note_admission(event)
             case PromptLookedUp(sequence_id, diagnosis):
                 self._choices[sequence_id].diagnosis = diagnosis
                 self._choices[sequence_id].cached_tokens = diagnosis.cached_tokens
@@ -498,8 +525,9 @@ class Generation:
             self._first_token_s = at_s
         self._last_token_s = at_s
 
-    def _note_mode(self, event: SequenceAdmitted | SequenceStarted) -> None:
+    def _note_admission(self, event: SequenceAdmitted | SequenceStarted) -> None:
         if isinstance(event, SequenceAdmitted):
+            self._choices[event.sequence_id].admitted_s = event.at_s
             self._admission = self._admission or event
         elif self._first_token_s is None and self._admission is not None:
             self._admission = structs.replace(self._admission, decode_mode=event.decode_mode)

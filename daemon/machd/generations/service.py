@@ -78,6 +78,11 @@ class GenerationService:
         """Limits of one request, in force."""
         return self._open.limits
 
+    @property
+    def generations(self) -> tuple[Generation, ...]:
+        """Open generations of all models, oldest first."""
+        return self._open.all
+
     async def prepare(
         self, conversation: Conversation, *, client: str = "", salt: str | None = None
     ) -> PreparedConversation:

@@ -19,8 +19,7 @@ from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from machd.http.context import ServerContext
 from machd.http.failures import noted
 from machd.http.large_bodies import lease_of
-from machd.http.sse import COMMENT_KEEP_ALIVE, comment
-from machd.http.stream import StreamShape, state_header, stream_headers
+from machd.http.stream import StreamShape, keep_alive, state_header, stream_headers
 from machd.panics import ENDINGS
 from machd.served.named_model import NamedModel
 
@@ -130,13 +129,13 @@ class _ColdStream:
             await asyncio.sleep(pause_s)
 
     def _frame(self) -> bytes:
-        """The dialect's keep-alive; where it is a comment it says what the model does, and how much of it is loaded."""
-        frame, model = self._shape.keep_alive, self._cold.model
-        if frame == COMMENT_KEEP_ALIVE and not model.is_ready:
+        """The dialect's keep-alive, which says what the model does, and how much of it is loaded, where it can."""
+        model, said = self._cold.model, ""
+        if not model.is_ready:
             stage = model.load_stage
             share = f", {100 * stage.share:.0f} %" if stage is not None and stage.share else ""
-            return comment(f"{model.state} {model.name}{share}")
-        return frame
+            said = f"{model.state} {model.name}{share}"
+        return keep_alive(self._shape, said)
 
 
 async def _end(task: asyncio.Task[Any]) -> None:

@@ -15,10 +15,15 @@ from typing import Protocol, TypeVar
 import structlog
 from litestar.types import Receive, Scope, Send
 
+from machd.clock import Clock
 from machd.errors import ClientDisconnectedError, ClientStalledError, MachdError, RowFaultError
 from machd.generations.generation import ChoiceDelta, Generation, GenerationUsage
+from machd.generations.prefill_progress import PrefillProgress, phase_of, prefill_progress
 from machd.http.answering import connection_of
 from machd.http.pacing import Pacer, merge_deltas
+from machd.http.sse import COMMENT_KEEP_ALIVE, EVENT_STREAM, comment
+from machd.http.told_progress import LOOK_S, TellProgress, ToldProgress
+from machd.link.snapshot import LoopSnapshot
 from machd.panics import ENDINGS
 from machd.scheduler.events import CacheDiagnosis, SequenceAdmitted
 
@@ -78,11 +83,15 @@ class StreamPolicy:
         interval_tokens: Tokens in one event, the first token and the last ones excepted.
         keepalive_s: Silence after which a comment line is sent.
         pause: Returns what the model does while another one has its turn, and None while it computes.
+        snapshot: Returns the newest counts of the model's engine.
+        clock: Says how old these are.
     """
 
     interval_tokens: int
     keepalive_s: float
     pause: Callable[[], str | None]
+    snapshot: Callable[[], LoopSnapshot]
+    clock: Clock
 
 
 class GenerationResponse:
@@ -96,9 +105,20 @@ class GenerationResponse:
         *,
         is_stream: bool,
         notes: Sequence[tuple[bytes, bytes]] = (),
+        tell_progress: TellProgress | None = None,
     ) -> None:
-        """Take over an open generation, which is closed here; ``notes`` are headers of this answer."""
+        """Take over an open generation, which is closed here.
+
+        Args:
+            generation: To answer with.
+            dialect: Writes the answer.
+            policy: Its pace.
+            is_stream: Whether it is sent while it is generated.
+            notes: Headers of this answer.
+            tell_progress: Writes an event of the prompt's progress; None if the client does not ask for that.
+        """
         self._generation = generation
+        self._told = None if tell_progress is None else ToldProgress(tell_progress)
         self._dialect = dialect
         self._policy = policy
         self._is_stream = is_stream
@@ -184,16 +204,17 @@ class GenerationResponse:
     async def _send_deltas(self, sender: _Sender) -> None:
         pacer, is_open = Pacer(self._policy.interval_tokens), False
         admission = await self._admitted(sender)
+        sender.note_sent()
         try:
-            async for batch in self._generation.deltas(idle_s=self._policy.keepalive_s):
-                if not is_open:
+            async for batch in self._generation.deltas(idle_s=self._look_s):
+                progress, is_silent = self._progress(), self._is_silent(sender, batch)
+                if not is_open and (batch or progress or is_silent):
                     # Not before there is news, so that a failing prefill still gets its status.
-                    diagnosis = _diagnosis_headers(self._generation.diagnosis)
-                    await self._start_events(sender, [*_mode_headers(admission), *diagnosis])
-                    if opening := self._dialect.opening(self._generation.usage):
-                        await sender.send(opening)
+                    await self._open(sender, admission)
                     is_open = True
-                frames = self._frames(pacer.due(batch)) if batch else self._dialect.keep_alive
+                frames = progress + self._frames(pacer.due(batch))
+                if not frames and is_silent:
+                    frames = keep_alive(self._dialect, self._doing())
                 if frames:
                     await sender.send(frames)
         except ClientStalledError:
@@ -202,6 +223,45 @@ class GenerationResponse:
             if frames := self._frames(pacer.rest()):
                 await sender.send(frames)
             raise
+
+    @property
+    def _look_s(self) -> float:
+        """Seconds without events after which the stream is looked at."""
+        keepalive_s = self._policy.keepalive_s
+        return keepalive_s if self._told is None else min(keepalive_s, LOOK_S)
+
+    def _is_silent(self, sender: _Sender, batch: Sequence[ChoiceDelta]) -> bool:
+        """Return whether it is time for a keep-alive: events of which nothing is sent do not count."""
+        # Without looks in between, there were no events for that long; a timer may be early by a hair.
+        is_idle = not batch and self._look_s == self._policy.keepalive_s
+        return is_idle or sender.silent_s >= self._policy.keepalive_s
+
+    async def _open(self, sender: _Sender, admission: SequenceAdmitted) -> None:
+        diagnosis = _diagnosis_headers(self._generation.diagnosis)
+        await self._start_events(sender, [*_mode_headers(admission), *diagnosis])
+        if opening := self._dialect.opening(self._generation.usage):
+            await sender.send(opening)
+
+    def _progress(self) -> bytes:
+        """Events that tell how far the prompt is, if the client asks for them and there is news."""
+        if self._told is None or self._told.is_done:
+            return b""
+        return self._told.due(self._prefill(self._policy.snapshot()))
+
+    def _prefill(self, snapshot: LoopSnapshot) -> PrefillProgress:
+        running = snapshot.prefilled_tokens
+        return prefill_progress(self._generation, running, snapshot, self._policy.clock)
+
+    def _doing(self) -> str:
+        """What the generation does, if it has no token yet or waits to go on; else nothing."""
+        snapshot = self._policy.snapshot()
+        match phase_of(self._generation, snapshot.prefilled_tokens, snapshot):
+            case "waiting":
+                return "waiting"
+            case "prefill":
+                return str(self._prefill(snapshot))
+            case "decode":
+                return ""
 
     def _frames(self, deltas: Iterable[ChoiceDelta]) -> bytes:
         return b"".join(self._dialect.push(delta) for delta in deltas)
@@ -216,7 +276,7 @@ class GenerationResponse:
                     return waiting.result()
                 if (state := self._policy.pause()) is not None:
                     await self._start_events(sender, [state_header(state)])
-                    await sender.send(self._dialect.keep_alive)
+                    await sender.send(keep_alive(self._dialect, f"waiting, model {state}"))
         finally:
             waiting.cancel()
 
@@ -239,18 +299,38 @@ def state_header(state: str) -> tuple[bytes, bytes]:
     return b"x-model-state", state.encode()
 
 
+def keep_alive(shape: StreamShape, said: str) -> bytes:
+    """Return the frame that keeps a stream alive, with a few words for a person where the stream has comments."""
+    frame = shape.keep_alive
+    if not said or shape.media_type != EVENT_STREAM:
+        return frame
+    return comment(said) if frame == COMMENT_KEEP_ALIVE else frame + comment(said)
+
+
 class _Sender:
-    """ASGI's ``send``, and whether a response has started."""
+    """ASGI's ``send``, whether a response has started, and since when nothing was sent."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
+        self._now_s = asyncio.get_running_loop().time
+        self._sent_s = self._now_s()
         self.has_started = False
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since something was sent."""
+        return self._now_s() - self._sent_s
+
+    def note_sent(self) -> None:
+        """Count the silence from now on."""
+        self._sent_s = self._now_s()
 
     async def start(self, headers: _Headers) -> None:
         self.has_started = True
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def send(self, body: bytes, *, is_last: bool = False) -> None:
+        self.note_sent()
         await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
         # Neither sending nor taking has to wait while there is a backlog; others want their turn,
         # and so does the watcher that sees this client leave.

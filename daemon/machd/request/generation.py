@@ -162,6 +162,7 @@ class GenerationOptions:
         ignore_eos: Go on after the model's own end of text.
         n: Completions for each prompt.
         include_usage: Send a last event with the usage; only ever true with ``stream``.
+        tells_progress: Tell how far the prompt is computed; only ever true with ``stream``.
         includes_cache_diagnosis: Say in the usage why the prefix cache had no more of the prompt.
         stream_interval: Tokens in one event; None leaves it to ``streaming.interval``.
         priority: Its place among the requests that wait.
@@ -182,6 +183,7 @@ class GenerationOptions:
     n: int = 1
     stream: bool = False
     include_usage: bool = False
+    tells_progress: bool = False
     includes_cache_diagnosis: bool = False
     stream_interval: int | None = None
     priority: PriorityName = "normal"

@@ -49,7 +49,7 @@ def sse_data(body: bytes) -> list[dict[str, Any]]:
     assert frames[-1] == b"data: [DONE]", f"the stream ends with {frames[-1]!r}"
     events = []
     for frame in frames[:-1]:
-        if frame != b": keep-alive":
+        if not frame.startswith(b": "):
             assert frame.startswith(b"data: "), f"not an event: {frame!r}"
             assert b"\n" not in frame, f"an event of more than one line: {frame!r}"
             events.append(json.loads(frame.removeprefix(b"data: ").decode()))

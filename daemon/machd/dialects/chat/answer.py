@@ -10,6 +10,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from machd.dialects.chat.messages import gap_between
 from machd.dialects.logprobs import ChatLogprobs, GrowingLogprobs, PromptTokenLogprobs
+from machd.dialects.prompt_progress import PromptProgress
 from machd.dialects.usage import FinishReason, Usage, wire_finish_reason
 from machd.dialects.wire.generation_request import UsedTier
 from machd.engine.protocol.tokenizer import Tokenizer
@@ -152,6 +153,7 @@ class ChatCompletionChunk(Struct, frozen=True, kw_only=True):
         created: Seconds since 1970, the same in every chunk.
         usage: With ``stream_options.include_usage``: null, and the usage in the last chunk, which
             has no choices. Without it: not there at all.
+        prompt_progress: With ``return_progress``, in chunks that add nothing to the message.
     """
 
     id: str
@@ -162,6 +164,7 @@ class ChatCompletionChunk(Struct, frozen=True, kw_only=True):
     system_fingerprint: str | None = None
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
+    prompt_progress: PromptProgress | UnsetType = UNSET
 
 
 class ContentGaps:

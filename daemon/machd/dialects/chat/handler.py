@@ -25,11 +25,13 @@ from machd.dialects.endpoint import endpoint
 from machd.dialects.generation import converse, identify, read_conversation, system_fingerprint
 from machd.dialects.logprobs import PromptTokenLogprobs, prompt_logprobs, prompt_token_logprobs
 from machd.dialects.openai_stream import OpenAIStream
+from machd.dialects.prompt_progress import PromptProgress
 from machd.dialects.usage import Usage
 from machd.engine.protocol.step import PromptLogprob
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.errors import NotFoundError
 from machd.generations.generation import ChoiceDelta, GenerationIdentity, GenerationUsage
+from machd.generations.prefill_progress import PrefillProgress
 from machd.generations.response_store import ResponseStore, StoredResponse, Turn
 from machd.http.authentication import client_name
 from machd.http.context import ServerContext
@@ -63,13 +65,16 @@ async def create_chat_completion(
         ),
         choices=[],
     )
-    dialect: Dialect = _ChatDialect(body, options, blank, context.served.tokenizer)
+    writer = _ChatDialect(body, options, blank, context.served.tokenizer)
+    dialect: Dialect = writer
     if body.store:
         dialect = KeepingDialect(dialect, keep_in(context.responses, identity))
     preparing = context.service.prepare(
         conversation, client=identity.client, salt=options.cache_salt
     )
-    return await converse(request, context, identity, preparing, options, dialect)
+    return await converse(
+        request, context, identity, preparing, options, dialect, tell_progress=writer.progress
+    )
 
 
 class _ChatDialect(OpenAIStream):
@@ -99,6 +104,16 @@ class _ChatDialect(OpenAIStream):
             )
             for index in range(self._options.n)
         )
+
+    def progress(self, progress: PrefillProgress) -> bytes:
+        # llama.cpp repeats the role, which OpenAI's own helpers join to "assistantassistant".
+        chunk = msgspec.structs.replace(
+            self._blank,
+            choices=[ChatChunkChoice(index=0, delta=ChatDelta())],
+            usage=None if self._options.include_usage else UNSET,
+            prompt_progress=PromptProgress.of(progress),
+        )
+        return data_frame(self._encoder.encode(chunk))
 
     def push(self, delta: ChoiceDelta) -> bytes:
         if delta.index == 0 and (scored := prompt_logprobs(delta)) is not None:

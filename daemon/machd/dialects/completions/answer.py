@@ -7,6 +7,7 @@ from typing import Literal
 from msgspec import UNSET, Struct, UnsetType
 
 from machd.dialects.logprobs import CompletionChoiceLogprobs, PromptTokenLogprobs
+from machd.dialects.prompt_progress import PromptProgress
 from machd.dialects.usage import FinishReason, Usage
 
 
@@ -34,6 +35,7 @@ class Completion(Struct, frozen=True, kw_only=True):
         usage: Always there in a whole answer. In a stream, with
             ``stream_options.include_usage``: null, and the usage in the last chunk, which has no
             choices; without it: not there at all.
+        prompt_progress: With ``return_progress``, in chunks of a stream that add no text.
     """
 
     id: str
@@ -43,3 +45,4 @@ class Completion(Struct, frozen=True, kw_only=True):
     system_fingerprint: str | None = None
     choices: list[CompletionChoice]
     usage: Usage | UnsetType | None = UNSET
+    prompt_progress: PromptProgress | UnsetType = UNSET

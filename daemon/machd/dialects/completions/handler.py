@@ -32,11 +32,13 @@ from machd.dialects.logprobs import (
     prompt_token_logprobs,
 )
 from machd.dialects.openai_stream import OpenAIStream
+from machd.dialects.prompt_progress import PromptProgress
 from machd.dialects.usage import FinishReason, Usage, wire_finish_reason
 from machd.engine.protocol.fill_format import FillFormat
 from machd.engine.protocol.step import PromptLogprob
 from machd.engine.protocol.tokenizer import Tokenizer
 from machd.generations.generation import ChoiceDelta, GenerationUsage
+from machd.generations.prefill_progress import PrefillProgress
 from machd.http.context import ServerContext
 from machd.http.sse import DONE, data_frame
 from machd.reading.conversation import PreparedConversation
@@ -64,30 +66,32 @@ async def create_completion(
         echoes = await service.in_worker(_echo, context.served.tokenizer, body, prompts)
     guidance = await compiled(request, context, body.constraint())
     identity = identify(request, context, endpoint="completions", prefix="cmpl-")
+    dialect = _CompletionDialect(
+        options,
+        Completion(
+            id=identity.generation_id,
+            created=identity.created_unix_s,
+            model=context.answer_name,
+            system_fingerprint=system_fingerprint(
+                context.served.model, context.versions, context.chosen
+            ),
+            choices=[],
+        ),
+        [
+            _GrowingChoice(index, prompt, echo, body, context.served.tokenizer)
+            for index, (prompt, echo) in enumerate(
+                one for one in zip(prompts, echoes, strict=True) for _ in range(options.n)
+            )
+        ],
+    )
     return respond(
         context,
         identity,
         [PreparedConversation(prompt, guidance) for prompt in prompts],
         options,
-        _CompletionDialect(
-            options,
-            Completion(
-                id=identity.generation_id,
-                created=identity.created_unix_s,
-                model=context.answer_name,
-                system_fingerprint=system_fingerprint(
-                    context.served.model, context.versions, context.chosen
-                ),
-                choices=[],
-            ),
-            [
-                _GrowingChoice(index, prompt, echo, body, context.served.tokenizer)
-                for index, (prompt, echo) in enumerate(
-                    one for one in zip(prompts, echoes, strict=True) for _ in range(options.n)
-                )
-            ],
-        ),
+        dialect,
         prompt_param="prompt",
+        tell_progress=dialect.progress,
     )
 
 
@@ -220,6 +224,14 @@ class _CompletionDialect(OpenAIStream):
             for index, choice in enumerate(self._choices)
             if (echo := choice.opening_text)
         )
+
+    def progress(self, progress: PrefillProgress) -> bytes:
+        nothing = CompletionChoice(index=0, text="", finish_reason=None)
+        usage = None if self._options.include_usage else UNSET
+        event = msgspec.structs.replace(
+            self._completion([nothing], usage), prompt_progress=PromptProgress.of(progress)
+        )
+        return data_frame(self._encoder.encode(event))
 
     def push(self, delta: ChoiceDelta) -> bytes:
         return self._object([self._choices[delta.index].push(delta)])

@@ -81,6 +81,7 @@ class LlamaCppFields(VllmFields, frozen=True, kw_only=True):
 
     Attributes:
         lora: Adapters of the model that compute the answer, all that are listed together.
+        return_progress: Tell in a stream how far the prompt is computed.
     """
 
     adaptive_target: _OffOnly = UNSET
@@ -100,6 +101,7 @@ class LlamaCppFields(VllmFields, frozen=True, kw_only=True):
     reasoning_format: _SeparateOnly = UNSET
     reasoning_in_content: FalseOnly = UNSET
     response_fields: Refused = UNSET
+    return_progress: bool | None = None
     return_tokens: FalseOnly = UNSET
     samplers: Refused = UNSET
     t_max_predict_ms: _OffOnly = UNSET
@@ -125,7 +127,6 @@ class LlamaCppFields(VllmFields, frozen=True, kw_only=True):
     penalize_nl: Ignored = UNSET
     preserved_tokens: Ignored = UNSET
     reasoning_control: Ignored = UNSET
-    return_progress: Ignored = UNSET
     speculative_n_max: Ignored = field(default=UNSET, name="speculative.n_max")
     speculative_n_min: Ignored = field(default=UNSET, name="speculative.n_min")
     speculative_p_min: Ignored = field(default=UNSET, name="speculative.p_min")

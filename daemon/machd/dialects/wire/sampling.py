@@ -197,6 +197,7 @@ class SamplingRequest(OtherServersFields, frozen=True, kw_only=True):
             include_usage=bool(
                 self.stream and self.stream_options and self.stream_options.include_usage
             ),
+            tells_progress=bool(self.stream and self.return_progress),
             includes_cache_diagnosis=bool(self.return_cache_diagnosis),
         )
 
