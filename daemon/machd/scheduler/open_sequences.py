@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from machd.engine.protocol.step import SampledToken
 from machd.errors import MachdError
 from machd.scheduler.coalesce import CoalescingIndex, is_shareable
+from machd.scheduler.departures import Departures
 from machd.scheduler.events import Event, FinishReason, SequenceFinished, SuspendReason
 from machd.scheduler.running import RunningSequences
 from machd.scheduler.sequence import Sequence
@@ -25,12 +26,18 @@ class OpenSequences(Mapping[str, Sequence]):
         waiting: Those in the queue.
         running: Those with a slot; replaced with the config, at rest.
         index: Those that identical requests join.
+        departures: Forecasts when they leave their slots.
     """
 
     def __init__(
-        self, waiting: WaitingQueue, running: RunningSequences, index: CoalescingIndex
+        self,
+        waiting: WaitingQueue,
+        running: RunningSequences,
+        index: CoalescingIndex,
+        departures: Departures,
     ) -> None:
         """Start with none."""
+        self.departures = departures
         self.waiting = waiting
         self.running = running
         self.index = index
@@ -165,19 +172,18 @@ class OpenSequences(Mapping[str, Sequence]):
         sequence = self._by_id.pop(subscriber.sequence_id)
         sequence.subscribers.remove(subscriber)
         if not sequence.subscribers:
-            self._retire(sequence, now_s, is_sound=is_sound)
+            self._retire(sequence, is_sound=is_sound)
         return subscriber.finish(
             reason, now_s, error, cached_tokens=sequence.reused_tokens, stop_token=stop_token
         )
 
-    def _retire(self, sequence: Sequence, now_s: float, *, is_sound: bool) -> None:
+    def _retire(self, sequence: Sequence, *, is_sound: bool) -> None:
         """Free the place, or the slot and reservation, of a sequence without subscribers."""
         self.index.remove(sequence)
         if sequence.slot_index is None:
             self.waiting.remove(sequence)
             return
-        assert sequence.admitted_s is not None, "a running sequence was admitted"
         self.running.leave(sequence, is_sound=is_sound)
-        self.waiting.record_service_time(now_s - sequence.admitted_s)
+        self.departures.note_end(sequence)
         if is_sound:
             self.running.allow_one_more()

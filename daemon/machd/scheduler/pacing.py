@@ -137,6 +137,25 @@ class StepPace:
             return 0
         return self.prefill_tokens(None, 0, context_tokens=context_tokens)
 
+    def beside_tokens(self, rows: int, *, waiting: int, context_tokens: int) -> int:
+        """Prompt tokens of each step in which so many rows decode, once such steps are measured; at least one."""
+        lanes = [lane for lane, _ in self._costs if lane is not None]
+        found = (
+            self.prefill_tokens(lane, rows, waiting=waiting, context_tokens=context_tokens)
+            for lane in lanes
+        )
+        return max(found, default=0) or _MIN_CHUNK_TOKENS
+
+    def prompt_s(self, start: int, tokens: int) -> float:
+        """Seconds that prompt tokens from a position on take, as learnt for their contexts."""
+        alone = self._costs[None, 0]
+        seconds_s, stop = 0.0, start + tokens
+        for at in range(start, stop, PREFILL_CHUNK_TOKENS):
+            known_s = alone.prompt(at).seconds
+            token_s = self.token_s if known_s is None else known_s
+            seconds_s += min(PREFILL_CHUNK_TOKENS, stop - at) * token_s
+        return seconds_s
+
     def draft_tokens(self, lane: Lane, rows: int, max_tokens: int) -> int:
         """Draft tokens that each row of a step may have, ``max_tokens`` at most.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from machd.engine.protocol.step import EncodeRow, Lane, PrefillChunk, StepPlan, StepResult
 from machd.scheduler.config import NO_DRAFTS, DraftPolicy, SchedulerConfig
@@ -76,7 +76,9 @@ def plan_step(
         turn: Lane that decodes if both have rows.
     """
     changes = prefixes.changes if prefixes is not None else ()
-    prompts = _Prompts(_in_turn(slots, pace.token_s), prefixes)
+    prompts = _Prompts(
+        in_turn((one for one in slots if not one.is_prefilled), pace.token_s), prefixes
+    )
     context_tokens = prompts.context_tokens
     burst_tokens = pace.burst_tokens(
         (one.completion_tokens for one in slots if one.is_prefilled), context_tokens=context_tokens
@@ -111,8 +113,8 @@ def plan_step(
     )
 
 
-def _in_turn(slots: Slots, token_s: float) -> list[Sequence]:
-    """Sort the sequences in prefill by place in the queue plus the time that their rest takes.
+def in_turn(sequences: Iterable[Sequence], token_s: float) -> list[Sequence]:
+    """Sort sequences by place in the queue plus the time that the rest of their prompt takes.
 
     So a short prompt need not wait for a long one that came just before it, and a long one is late
     by its own length at most.
@@ -122,7 +124,7 @@ def _in_turn(slots: Slots, token_s: float) -> list[Sequence]:
         due_s, number = sequence.place
         return due_s + sequence.unprefilled_tokens * token_s, number
 
-    return sorted((sequence for sequence in slots if not sequence.is_prefilled), key=due_s)
+    return sorted(sequences, key=due_s)
 
 
 def _decoding(slots: Slots, turn: Lane) -> tuple[Lane | None, list[Sequence]]:

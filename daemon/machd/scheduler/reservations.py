@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from machd.engine.protocol.step import Lane, SharedPrefix
@@ -65,7 +65,10 @@ class Reservations:
         return self._promised.bytes_of(self._kv)
 
     def check(
-        self, new: tuple[Sequence, ...], waiting: Iterable[Sequence], retry_after_s: int
+        self,
+        new: tuple[Sequence, ...],
+        waiting: Iterable[Sequence],
+        retry_after_s: Callable[[], int],
     ) -> None:
         """Refuse a request's sequences that can never run, or cannot run now under ``reject``.
 
@@ -80,7 +83,7 @@ class Reservations:
             [sequence.reserved_tokens for sequence in new],
             running=self._promised,
             waiting=(sequence.reserved_tokens for sequence in waiting),
-            retry_after_s=retry_after_s,
+            retry_after_s=retry_after_s() if self._kv.policy is KvPolicy.REJECT else 0,
         )
 
     def check_alone(self, sequence: Sequence) -> None:

@@ -20,6 +20,7 @@ from machd.scheduler.adapter_loading import AdapterLoading
 from machd.scheduler.admission_round import AdmissionRound
 from machd.scheduler.coalesce import CoalescingIndex
 from machd.scheduler.config import SchedulerConfig
+from machd.scheduler.departures import Departures
 from machd.scheduler.draft_reading import DraftCounts, DraftReading
 from machd.scheduler.events import (
     DecodeMode,
@@ -69,10 +70,13 @@ class Scheduler:
             adapters: The engine's; None for an engine without.
         """
         self._adapters = adapters or NoAdapterRoom()
+        self._departures = Departures()
+        self._forecast_s: dict[int, float] = {}
         self._open = OpenSequences(
-            WaitingQueue(config.limits, slot_count=config.slot_count),
+            WaitingQueue(config.limits, self.departure_s),
             self._take_on(config, prefixes),
             CoalescingIndex(is_on=config.coalesce),
+            self._departures,
         )
         self._suspensions = Suspensions(self._open, self._adapters)
         self._step_mode = self.step_mode
@@ -245,6 +249,7 @@ class Scheduler:
 
         A sequence whose adapters are not in memory yet lets others pass.
         """
+        self._forecast_s.clear()
         events = self._open.expire(now_s)
         self._adapter_loading.go_on(is_at_rest=self.is_at_rest)
         if self._is_held or now_s < self._window_end_s():
@@ -273,6 +278,14 @@ class Scheduler:
         self._waits = Waits.of_sequences(self._running.full_for, own, self._waiting.suspended)
         return events
 
+    def departure_s(self, count: int) -> float:
+        """Forecast the seconds until so many sequences have left their slots, once for each state of the running ones."""
+        if count not in self._forecast_s:
+            self._forecast_s[count] = self._departures.seconds_until(
+                count, self._running, self._waiting, self._planner.pace
+            )
+        return self._forecast_s[count]
+
     def wait_s(self, now_s: float) -> float | None:
         """Seconds until ``admit`` has something to do, asked when ``plan`` is empty.
 
@@ -298,6 +311,8 @@ class Scheduler:
     ) -> list[Event]:
         """Apply the result of ``plan`` and the duration of its ``run``."""
         running = self._running
+        self._departures.observe(plan, result, running, now_s=now_s, duration_s=duration_s)
+        self._forecast_s.clear()
         self._adapter_loading.observe_step(duration_s)
         running.slots.confirm_released(plan.release)
         self._planner.observe(plan, result, running, duration_s)
@@ -352,7 +367,7 @@ class Scheduler:
 
     def set_limits(self, limits: QueueLimits) -> None:
         """Apply other queue limits and timeouts; waiting sequences stay beyond a smaller bound."""
-        self._waiting.set_bounds(limits, slot_count=self.slot_count)
+        self._waiting.set_limits(limits)
 
     def apply_config(self, config: SchedulerConfig, now_s: float) -> list[Event]:
         """Apply a new config, at rest; waiting sequences stay queued and are admitted under it.
@@ -409,7 +424,7 @@ class Scheduler:
             if sequence.request.resumption is not None:
                 self._running.reservations.check_alone(sequence)
         new = tuple(one for one in sequences if one.request.resumption is None)
-        self._running.reservations.check(new, self._waiting, self._waiting.retry_after_s())
+        self._running.reservations.check(new, self._waiting, self._waiting.retry_after_s)
         self._waiting.check_room(new, free_slots=self._running.slots.free_count)
 
     def _taken_in(self, subscriber: Subscriber, sequence: Sequence, now_s: float) -> list[Event]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from machd.errors import MachdError, QueueFullError, QueueTimeoutError, RequestTimeoutError
@@ -11,8 +11,6 @@ from machd.scheduler.sequence import Sequence
 from machd.scheduler.subscriber import Subscriber, SubscriberState
 
 _MAX_RETRY_AFTER_S = 600
-_SERVICE_TIME_WEIGHT = 0.2
-"""Weight of the newest sequence in the moving average of service times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,21 +33,21 @@ class QueueLimits:
 class WaitingQueue:
     """Waiting sequences in order of :attr:`Sequence.place`, bounded in number and prompt tokens."""
 
-    def __init__(self, limits: QueueLimits, *, slot_count: int = 1) -> None:
-        """Start empty; ``slot_count`` scales the retry time."""
+    def __init__(
+        self, limits: QueueLimits, departure_s: Callable[[int], float] = lambda _count: 0.0
+    ) -> None:
+        """Start empty; ``departure_s`` forecasts the seconds until so many sequences have left their slots."""
         self._limits = limits
-        self._slot_count = slot_count
+        self._departure_s = departure_s
         self._sequences: dict[int, Sequence] = {}
         self._prompt_tokens = 0
-        self._service_time_s = 0.0
 
-    def set_bounds(self, limits: QueueLimits, *, slot_count: int) -> None:
+    def set_limits(self, limits: QueueLimits) -> None:
         """Apply other limits to later requests.
 
         Waiting sequences beyond a smaller bound stay, but new timeouts apply to them.
         """
         self._limits = limits
-        self._slot_count = slot_count
 
     def __len__(self) -> int:
         """Count the waiting sequences."""
@@ -102,19 +100,21 @@ class WaitingQueue:
         """
         if not sequences:
             return
+        now_s, limits = sequences[0].submitted_s, self._limits
         waiting = len(self) + len(sequences) - free_slots
-        if waiting > self._limits.max_queue:
+        if waiting > limits.max_queue:
             raise QueueFullError(
                 f"{len(self)} completions are waiting and limits.max_queue is "
-                f"{self._limits.max_queue}; try again later",
-                retry_after_s=self.retry_after_s(),
+                f"{limits.max_queue}; try again later",
+                retry_after_s=self._retry_after_s(waiting - limits.max_queue, now_s),
             )
         prompt_tokens = sum(sequence.prompt_tokens for sequence in sequences)
-        if waiting > 0 and self._prompt_tokens + prompt_tokens > self._limits.max_queue_tokens:
+        if waiting > 0 and self._prompt_tokens + prompt_tokens > limits.max_queue_tokens:
+            more_tokens = self._prompt_tokens + prompt_tokens - limits.max_queue_tokens
             raise QueueFullError(
                 f"{self._prompt_tokens} prompt tokens are waiting and limits.max_queue_tokens is "
-                f"{self._limits.max_queue_tokens}; try again later",
-                retry_after_s=self.retry_after_s(),
+                f"{limits.max_queue_tokens}; try again later",
+                retry_after_s=self._retry_after_s(self._departures_for(more_tokens), now_s),
             )
 
     def add(self, sequence: Sequence) -> None:
@@ -170,16 +170,9 @@ class WaitingQueue:
             if subscriber.request.group_id == group_id:
                 subscriber.is_group_started = True
 
-    def record_service_time(self, seconds_s: float) -> None:
-        """Record how long a sequence had its slot, for :meth:`retry_after_s`."""
-        if self._service_time_s == 0.0:
-            self._service_time_s = seconds_s
-        self._service_time_s += _SERVICE_TIME_WEIGHT * (seconds_s - self._service_time_s)
-
     def retry_after_s(self) -> int:
-        """Estimate whole seconds until the queue moves by one: the mean service time over slots."""
-        seconds_s = self._service_time_s / self._slot_count
-        return min(_MAX_RETRY_AFTER_S, max(1, math.ceil(seconds_s)))
+        """Forecast the whole seconds until a sequence leaves its slot, within bounds."""
+        return _whole_seconds(self._departure_s(1))
 
     def check_invariants(self) -> None:
         """Assert that no sequence runs, and that the queued tokens add up."""
@@ -200,6 +193,21 @@ class WaitingQueue:
             patience_s = min(patience_s, limits.queue_timeout_s)
         return subscriber.request.arrived_s + patience_s
 
+    def _retry_after_s(self, count: int, now_s: float) -> int:
+        """Forecast the whole seconds until so many sequences have left the queue, for a slot or at their timeout."""
+        expiries_s = sorted(self._expires_s(one) for one in self._subscribers())[:count]
+        expired_s = expiries_s[-1] - now_s if expiries_s else math.inf
+        return _whole_seconds(min(self._departure_s(count), expired_s))
+
+    def _departures_for(self, tokens: int) -> int:
+        """Count the sequences in front that have so many prompt tokens together; all if they have fewer."""
+        count = 0
+        for count, sequence in enumerate(self, start=1):  # noqa: B007 - the last one counts
+            tokens -= sequence.prompt_tokens
+            if tokens <= 0:
+                break
+        return max(1, count)
+
     def _queue_timeout(self) -> MachdError:
         return QueueTimeoutError(
             "no slot became free within limits.queue_timeout_s "
@@ -212,3 +220,7 @@ class WaitingQueue:
             "the request ran longer than limits.request_timeout_s "
             f"({self._limits.request_timeout_s:g} s)"
         )
+
+
+def _whole_seconds(seconds_s: float) -> int:
+    return min(_MAX_RETRY_AFTER_S, max(1, math.ceil(seconds_s)))

@@ -348,19 +348,6 @@ def test_a_failed_run_leaves_the_state_it_was_planned_from(steps: int) -> None:
     scheduler.check_invariants()
 
 
-def test_retry_after_follows_the_sequences_that_ran() -> None:
-    """A client that is turned away is told about as long as a sequence has taken so far."""
-    scheduler = _scheduler(replace(LIMITS, max_queue=0))
-    _running(scheduler, request_of("a", max_tokens=9))
-    scheduler.abort(("a",), None, now_s=41.5)
-    scheduler.submit((request_of("b", arrived_s=41.5),), now_s=41.5)
-
-    (finished,) = only(SequenceFinished, scheduler.submit((request_of("c"),), now_s=41.5))
-
-    assert isinstance(finished.error, QueueFullError)
-    assert finished.error.retry_after_s == 42
-
-
 def test_a_result_for_an_empty_slot_is_a_broken_engine() -> None:
     """Tokens and faults of empty slots are programmer errors, never another sequence's."""
     stray = FakeEngine(faults=FakeFaults(row_errors={(0, 0): ValueError()}))

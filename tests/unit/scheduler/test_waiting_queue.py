@@ -171,41 +171,11 @@ def test_each_subscriber_has_its_own_timeout() -> None:
     assert (len(queue), queue.subscriber_count) == (1, 2)
 
 
-def test_more_slots_make_the_queue_move_faster() -> None:
-    """With four slots one falls free four times as often."""
-    queue = WaitingQueue(LIMITS, slot_count=4)
-    queue.record_service_time(40.0)
-    assert queue.retry_after_s() == 10
-
-
-def test_retry_after_is_learnt_from_service_times() -> None:
-    """Before anything ran it is a second; then it is what sequences take, rounded up."""
-    queue = WaitingQueue(LIMITS)
-    assert queue.retry_after_s() == 1
-
-    queue.record_service_time(7.2)
-    assert queue.retry_after_s() == 8
-
-    for _ in range(100):
-        queue.record_service_time(30.0)
-    assert queue.retry_after_s() == 30
-
-
-def test_one_unusual_sequence_does_not_decide_retry_after() -> None:
-    """The newest service time has a small weight, so one giant barely moves the retry time."""
-    queue = WaitingQueue(LIMITS)
-    for seconds_s in [10.0, 10.0, 60.0]:
-        queue.record_service_time(seconds_s)
-    assert 10 < queue.retry_after_s() <= 20
-
-
-@given(times_s=st.lists(st.floats(0, 1e7), max_size=30))
-def test_retry_after_is_bounded(times_s: list[float]) -> None:
-    """Whatever was measured, a client is told between one second and ten minutes."""
-    queue = WaitingQueue(LIMITS)
-    for seconds_s in times_s:
-        queue.record_service_time(seconds_s)
-    assert 1 <= queue.retry_after_s() <= 600
+@given(seconds_s=st.floats(0, 1e7))
+def test_retry_after_is_whole_seconds_within_bounds(seconds_s: float) -> None:
+    """It is the forecast of the next departure, rounded up: between one second and ten minutes."""
+    queue = WaitingQueue(LIMITS, lambda count: seconds_s * count)
+    assert queue.retry_after_s() == min(600, max(1, math.ceil(seconds_s)))
 
 
 @given(
