@@ -118,7 +118,7 @@ def test_only_changed_settings_are_sent(playground: Playground) -> None:
     """A request has its model and messages, and what was typed in; what cannot be sent is not."""
     page = playground.page
     body = _sent(page, lambda: playground.send("say a"))
-    assert set(body) == {"model", "messages", "stream", "stream_options"}
+    assert set(body) == {"model", "messages", "stream", "stream_options", "return_progress"}
     playground.wait_for_end(playground.answers.last)
     page.get_by_label("System message").fill("be brief")
     page.get_by_label("Temperature").fill("0.5")
@@ -172,6 +172,27 @@ def test_time_is_shown_while_nothing_has_come(browser: Browser) -> None:
         gate.open()
         playground.wait_for_end(playground.answers.first)
         assert playground.text_of(playground.answers.first) == "so"
+
+
+def test_progress_of_a_long_prompt_is_shown(browser: Browser) -> None:
+    """While it is computed: tokens of how many, the rate and the time left; then the answer."""
+
+    def slowly(plan: StepPlan) -> None:
+        time.sleep(0.1 if plan.prefill else 0.0)
+
+    with (
+        RunningDaemon(
+            lambda: FakeEngine(_told, before_step=slowly, context_tokens=100_000)
+        ) as daemon,
+        opened_page(browser) as watched,
+    ):
+        playground = Playground(watched.page, daemon.url)
+        playground.send(f"{'x' * 20_000} user: say so")
+        shown = r"prompt \d+ of 200\d\d tokens · \d+\.\d tokens/s · \d+ s left"
+        playground.answers.get_by_text(re.compile(shown)).wait_for()
+        playground.wait_for_end(playground.answers.first)
+        assert playground.text_of(playground.answers.first) == "so"
+        assert "of 200" not in playground.answers.first.inner_text()
 
 
 def test_model_and_its_adapter_answer_the_same_side_by_side(

@@ -151,6 +151,7 @@ def test_queue_tokens_wait_for_as_many_departures_as_free_them() -> None:
     for name in ("a", "b", "c"):
         request = request_of(name, prompt_tokens=40, max_tokens=20, stop_token_ids=())
         scheduler.submit((request,), 0.0)
+        scheduler.admit(0.0)
     for step in range(5):
         scheduler.admit(float(step))
         plan = scheduler.plan()

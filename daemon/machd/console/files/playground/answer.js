@@ -25,6 +25,7 @@ export class Clock {
   firstMs = null;
   lastMs = null;
   tokens = 0;
+  prompt = null; // how far it is, as the newest chunk told
 
   /** Note that tokens came. */
   tick(tokens) {
@@ -55,7 +56,8 @@ export class Clock {
  */
 export async function answer(access, body, reply, { clock, signal, onChange }) {
   try {
-    const response = await access.ask("/v1/chat/completions", { method: "POST", body, signal });
+    const asked = { ...body, return_progress: true };
+    const response = await access.ask("/v1/chat/completions", { method: "POST", body: asked, signal });
     let isWhole = false;
     for await (const { data } of events(response)) {
       if (data === "[DONE]") {
@@ -88,6 +90,7 @@ function take(chunk, reply, clock) {
   if (chunk.error !== undefined) {
     throw new ApiError(0, chunk.error.code ?? "", chunk.error.message ?? "The answer failed.");
   }
+  if (chunk.prompt_progress) clock.prompt = chunk.prompt_progress;
   if (chunk.usage) reply.usage = toldUsage(chunk.usage);
   for (const { delta, logprobs, finish_reason: finish } of chunk.choices) {
     const thought = delta.reasoning_content ?? delta.reasoning ?? "";

@@ -71,9 +71,18 @@ function Figures({ figures }) {
 }
 
 function running(session, reply, clock) {
+  if (clock.firstMs === null && clock.prompt !== null) return prefill(clock);
   if (clock.firstMs === null) return [`Waiting ${clock.elapsedS.toFixed(1)} s`, session.served.waitsFor(reply)];
   const firstS = (clock.firstMs - clock.startedMs) / 1000;
   return ["generating", `first token ${seconds(firstS)}`, rate(clock.rate())].filter(Boolean);
+}
+
+/** How far the prompt is; what is cached took no time. */
+function prefill({ elapsedS, prompt: { total, cache, processed, time_ms: timeMs } }) {
+  const perS = (1000 * (processed - cache)) / timeMs;
+  const figures = [`Waiting ${elapsedS.toFixed(1)} s`, `prompt ${processed} of ${total} tokens`];
+  if (perS > 0 && processed < total) figures.push(rate(perS), `${Math.ceil((total - processed) / perS)} s left`);
+  return figures;
 }
 
 const FINISHES = {
