@@ -184,7 +184,7 @@ def test_comments_tell_progress_during_prefill(
     assert b"yes" in answer.content or b'"y"' in answer.content
     found = [(int(done), int(total)) for done, total in _COMMENT.findall(answer.content)]
     assert len(found) > 4
-    assert found == sorted(set(found))
+    assert found == sorted(found)
     assert all(done <= total for done, total in found)
     assert b" s left\n\n" in answer.content
     assert answer.content.count(b"event: ping\n") >= (len(found) if path == "/v1/messages" else 0)
@@ -265,3 +265,17 @@ def test_slots_tell_the_progress_of_their_prompts() -> None:
     assert len(rated) > 2
     assert rated[-1]["prompt_left_ms"] < rated[0]["prompt_left_ms"]
     assert "prompt_left_ms" not in seen[-1]
+
+
+def test_a_stream_whose_tokens_are_held_back_is_kept_alive_by_the_clock() -> None:
+    """Tokens come all the time, and nothing is sent of them: a proxy sees silence."""
+
+    def slowly(plan: StepPlan) -> None:
+        time.sleep(0.03 if plan.decode else 0.0)
+
+    flags = {"streaming.keepalive_s": 0.1}
+    with RunningDaemon(lambda: _engine(slowly), flags) as daemon:
+        body = chat(f"say {'a' * 60}", stream=True, stream_interval=1000)
+        answer = httpx.post(daemon.url + _CHAT, json=body, timeout=CEILING_S)
+    assert sse_text(answer.content) == "a" * 60
+    assert answer.content.count(b": keep-alive\n\n") > 3

@@ -1086,7 +1086,7 @@ class LastComeFirstServed(Scheduler):
     def __init__(self, config: SchedulerConfig) -> None:
         """Start idle."""
         super().__init__(config)
-        self._open.waiting = _TurnedAround(config.limits, slot_count=config.slot_count)
+        self._open.waiting = _TurnedAround(config.limits)
 
 
 class _Careless(CoalescingIndex):

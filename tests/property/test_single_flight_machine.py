@@ -381,9 +381,9 @@ class ForgetsToRelease(Scheduler):
 
 
 class _KeepsFinishedInSlot(OpenSequences):
-    def _retire(self, sequence: Sequence, now_s: float, *, is_sound: bool) -> None:
+    def _retire(self, sequence: Sequence, *, is_sound: bool) -> None:
         if not sequence.is_running:
-            super()._retire(sequence, now_s, is_sound=is_sound)
+            super()._retire(sequence, is_sound=is_sound)
 
 
 class KeepsFinishedInSlot(Scheduler):

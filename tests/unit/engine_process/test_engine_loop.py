@@ -377,8 +377,8 @@ def test_a_broken_invariant_ends_the_thread_where_it_is_strict() -> None:
 
 
 class _KeepsEverySlot(OpenSequences):
-    def _retire(self, sequence: Sequence, now_s: float, *, is_sound: bool) -> None:
-        del sequence, now_s, is_sound
+    def _retire(self, sequence: Sequence, *, is_sound: bool) -> None:
+        del sequence, is_sound
 
 
 class _ForgetsASlot(Scheduler):
