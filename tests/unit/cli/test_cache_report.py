@@ -27,6 +27,7 @@ from machd.request.conversation import Conversation
 from machd.request.media import MediaKind, media_of
 from machd.scheduler.events import CacheReason
 from machd.scheduler.prefix_limits import BlockCosts, PrefixConfig, PrefixLimits
+from machd.settings.cache import PromptRuleName
 
 _ROOM = PrefixLimits(max_bytes=1 << 40)
 _FRONT = FakeEngine(context_tokens=1 << 20)
@@ -39,6 +40,7 @@ def report_of(
     front: ModelFront = _FRONT,
     decode_media: DecodeMedia = no_media,
     clients: Sequence[str] = (),
+    rules: Sequence[PromptRuleName] = (),
     limits: PrefixLimits = _ROOM,
     costs: BlockCosts = BlockCosts(1024),  # noqa: B008 - frozen
 ) -> CacheReport:
@@ -50,7 +52,9 @@ def report_of(
     file = folder / "requests.jsonl"
     file.write_text("".join(json.dumps(one) + "\n" for one in lines), "utf-8")
     shape = PrefixConfig(b"", 256, costs)
-    reporter = CacheReporter(front, shape, limits, is_shared=False, decode_media=decode_media)
+    reporter = CacheReporter(
+        front, shape, limits, is_shared=False, decode_media=decode_media, rules=rules
+    )
     return replayed(reporter, recorded_requests(file))
 
 
@@ -148,6 +152,25 @@ def test_cache_report_sums_change_over_requests(tmp_path: Path) -> None:
     assert cause.saved_tokens == sum(one.saved_tokens for one in report.lookups)
     assert report.prompt_tokens == report.found_tokens + report.computed_tokens
     assert sum(one.computed_tokens for one in report.parts) == report.computed_tokens
+
+
+def test_cache_report_goes_by_rules_that_take_texts_out(tmp_path: Path) -> None:
+    """A text that ``cache.normalise`` takes out is no cause, and what is behind it is found."""
+    session = _session("claude_code", 5, 6)
+    bodies = [json.loads(json.dumps(one.body)) for one in session]
+    for number, body in enumerate(bodies):
+        line = body["system"][0]["text"]
+        body["system"][0]["text"] = line.replace("sdk-cli;", f"sdk-cli; cch={number:05x};")
+    assert bodies[0]["system"] != bodies[1]["system"]
+    session = [RecordedRequest(session[0].path, body) for body in bodies]
+
+    as_sent = report_of(session, tmp_path)
+    normalised = report_of(session, tmp_path, rules=["claude_code_billing"])
+
+    assert [one.message_index for one in as_sent.causes] == [0]
+    assert normalised.causes == []
+    assert normalised.computed_tokens < as_sent.computed_tokens - as_sent.causes[0].saved_tokens / 2
+    assert "cache.normalise takes texts out of 2 of the prompts" in normalised.notes[0]
 
 
 def test_cache_report_finds_no_cause_between_conversations(tmp_path: Path) -> None:
