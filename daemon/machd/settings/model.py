@@ -161,8 +161,8 @@ class StreamingSettings(SettingsSection):
         default=15.0,
         ge=0.001,
         le=_DAY_S,
-        description="Seconds of silence after which a stream gets a comment line, which tells how far the prompt "
-        "is, so that proxies do not close it. One that waits for a slot gets none, unless its model is loaded or suspended.",
+        description="Seconds of silence after which a stream gets a comment line, which tells how far the prompt is. "
+        "One that waits for a slot gets none, unless its model is loaded or suspended.",
     )
 
 
