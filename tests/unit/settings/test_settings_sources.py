@@ -61,7 +61,8 @@ def another_value(key: SettingKey) -> object:
     if key.is_bool:
         return not key.default
     if key.choices:
-        return key.choices[-1]
+        last = key.choices[-1]
+        return (last,) if isinstance(key.default, tuple) else last
     if key.example is not None:
         return key.example
     if key.words:
