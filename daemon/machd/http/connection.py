@@ -2,7 +2,7 @@
 
 That is: how long the client takes for a head, how much of what was sent it has not taken, whether it closed
 its side only or left, how much of a refused body is read and dropped, and that the server is leaving. The
-rules for half-closed and for lingering connections are in docs/decisions/0036-connections-have-a-budget.md.
+rules for half-closed and for lingering connections are in docs/decisions/http.md, 0036.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Number of connections that the process's limit of open files leaves room for.
 
 The soft limit is raised as far as the connections need it, never above the hard limit: the soft one is
-low by tradition, for programs that call select(2), and machd does not. See docs/decisions/0036.
+low by tradition, for programs that call select(2), and machd does not. See docs/decisions/http.md, 0036.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """ZMTP 3.1 as far as a PUB and a ROUTER socket need it, with a bound on all that a peer can send.
 
 In place of libzmq, which bounds neither the connections that it accepts, nor the parts of a message, nor what a
-subscriber subscribes to (docs/decisions/0066). The mechanism is NULL: ZeroMQ's RFCs 23 and 37.
+subscriber subscribes to (docs/decisions/ranks.md, 0066). The mechanism is NULL: ZeroMQ's RFCs 23 and 37.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ While the daemon runs, what an operator changes over the admin API stands above 
 
 pydantic-settings merges what the sources give. Every value is checked where it was given, even if a stronger
 source overrides it, and every problem of every source is reported in one
-:class:`~machd.errors.SettingsError`: see docs/decisions/0044-settings-on-pydantic-settings.md.
+:class:`~machd.errors.SettingsError`: see docs/decisions/operating.md, 0044.
 """
 
 from __future__ import annotations
