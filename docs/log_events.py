@@ -67,6 +67,13 @@ LOG_EVENTS: tuple[LogEvent, ...] = (
         "A reload or a change over the admin API was taken on; `changed` names the keys.",
     ),
     LogEvent(
+        "settings.renamed",
+        ("warning",),
+        ("given", "now"),
+        "A setting is given under the name that it had before. It works.",
+        "Write `now` in place of `given`.",
+    ),
+    LogEvent(
         "settings.refused",
         ("error",),
         ("kind", "problems"),

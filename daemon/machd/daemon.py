@@ -163,7 +163,7 @@ class Daemon:
             parts.app,
             entrance.public,
             max_connections=lambda: parts.max_connections,
-            stall_timeout_s=lambda: parts.configuration.settings.limits.stall_timeout_s,
+            stall_timeout_s=lambda: parts.configuration.settings.limits.client_stall_timeout_s,
             envelope_of=envelope_of,
             sockets=WebSockets(
                 SOCKET_PATHS,
@@ -177,7 +177,7 @@ class Daemon:
             parts.admin_app(entrance.admin_token),
             entrance.admin,
             max_connections=lambda: ADMIN_CONNECTIONS,
-            stall_timeout_s=lambda: parts.configuration.settings.limits.stall_timeout_s,
+            stall_timeout_s=lambda: parts.configuration.settings.limits.client_stall_timeout_s,
             envelope_of=lambda _: ADMIN_ENVELOPE,
         )
         return HttpServers(public, admin)

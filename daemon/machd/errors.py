@@ -295,7 +295,7 @@ class MethodNotAllowedError(RequestError):
 
 
 class BodyTimeoutError(RequestError):
-    """The body did not arrive within ``limits.stall_timeout_s``."""
+    """The body did not arrive within ``limits.client_stall_timeout_s``."""
 
     code = "body_timeout"
     http_status = 408
@@ -450,7 +450,7 @@ class ClientDisconnectedError(AbortError):
 
 
 class ClientStalledError(AbortError):
-    """The client read nothing for ``limits.stall_timeout_s``."""
+    """The client read nothing for ``limits.client_stall_timeout_s``."""
 
     code = "client_stalled"
     http_status = 499

@@ -122,7 +122,7 @@ def test_a_watcher_that_does_not_read_is_dropped(
 ) -> None:
     """Requests are answered as ever, and in the end the daemon cuts the watcher's connection."""
     ages = ConnectionAges(monkeypatch)
-    stall_s = 30.0  # the default of limits.stall_timeout_s
+    stall_s = 30.0  # the default of limits.client_stall_timeout_s
     with (
         AdminDaemon(tmp_path, lambda: FakeEngine(context_tokens=50_000)) as daemon,
         RawClient(daemon.admin_url, receive_buffer_bytes=1024) as stalled,

@@ -28,7 +28,7 @@ from machd.http.file_limit import SPARE_CONNECTIONS
 _CHAT = "/v1/chat/completions"
 _ENDLESS = 50_000
 _STALL_S = 30.0
-"""The default of limits.stall_timeout_s."""
+"""The default of limits.client_stall_timeout_s."""
 
 
 @pytest.fixture(name="ages")
@@ -140,8 +140,8 @@ def test_the_budget_changes_while_the_daemon_runs(tmp_path: Path) -> None:
     ids=["nothing", "half a head"],
 )
 def test_a_connection_without_a_whole_head_is_closed(sent: bytes) -> None:
-    """A client that sends no request within limits.stall_timeout_s loses its connection."""
-    with _daemon(limits__stall_timeout_s=0.5) as daemon, RawClient(daemon.url) as client:
+    """A client that sends no request within limits.client_stall_timeout_s loses its connection."""
+    with _daemon(limits__client_stall_timeout_s=0.5) as daemon, RawClient(daemon.url) as client:
         with suppress(ConnectionError):  # it may be over already
             client.send(sent)
         assert _read_to_end(client) == b""
@@ -183,7 +183,7 @@ def _drip(client: RawClient, first: bytes, ages: ConnectionAges) -> None:
 
 
 def test_an_idle_connection_stays_longer_than_a_head_may_take(ages: ConnectionAges) -> None:
-    """limits.stall_timeout_s is no limit for a client that keeps its connection between requests."""
+    """limits.client_stall_timeout_s is no limit for a client that keeps its connection between requests."""
     with _daemon() as daemon, RawClient(daemon.url) as client:
         for _ in range(2):
             client.request("GET", "/health")
@@ -222,7 +222,7 @@ def test_a_stream_that_is_never_read_loses_its_connection(
 
 
 def test_a_slow_reader_keeps_its_stream(ages: ConnectionAges) -> None:
-    """A client that takes a little within each limits.stall_timeout_s gets the whole answer."""
+    """A client that takes a little within each limits.client_stall_timeout_s gets the whole answer."""
     aged_s = 0.0
     with (
         _daemon() as daemon,

@@ -271,7 +271,7 @@ def _leave_somehow(url: str, number: int) -> None:
 def test_a_client_that_reads_nothing_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stalled client loses its stream and its connection; another stream is whole."""
     ages = ConnectionAges(monkeypatch)
-    stall_s = 30.0  # the default of limits.stall_timeout_s
+    stall_s = 30.0  # the default of limits.client_stall_timeout_s
     process = psutil.Process()
     with (
         _start(_open_gate()) as daemon,

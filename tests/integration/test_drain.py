@@ -31,7 +31,7 @@ def _start(
     flags = {
         "limits.drain_timeout_s": drain_timeout_s,
         "limits.drain_notice_s": drain_notice_s,
-        "limits.stall_timeout_s": _NEVER_S,
+        "limits.client_stall_timeout_s": _NEVER_S,
     }
     return RunningDaemon(
         lambda: FakeEngine(told, before_step=gate, context_tokens=1_000_000), flags

@@ -1024,7 +1024,10 @@ def test_two_requests_that_fail_are_survived_again_and_again() -> None:
             assert _is_served(daemon.url)  # three steps: o, k, and the end of text
 
 
-_NO_TIMEOUT: dict[str, object] = {"limits.drain_timeout_s": 3600, "limits.stall_timeout_s": 3600}
+_NO_TIMEOUT: dict[str, object] = {
+    "limits.drain_timeout_s": 3600,
+    "limits.client_stall_timeout_s": 3600,
+}
 """Longer than a test waits: a daemon that ends did not wait for them."""
 
 

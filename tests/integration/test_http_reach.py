@@ -139,7 +139,7 @@ def test_a_method_not_taken_names_those_that_are() -> None:
 def test_a_body_that_does_not_arrive_is_given_up() -> None:
     """A client that sends half a body and waits gets 408 and holds nothing."""
     with (
-        RunningDaemon(flags={"limits.stall_timeout_s": 1}) as daemon,
+        RunningDaemon(flags={"limits.client_stall_timeout_s": 1}) as daemon,
         RawClient(daemon.url) as client,
     ):
         client.request(

@@ -22,7 +22,7 @@ _MIB = 1_048_576
 _KEY = "a-key-of-forty-characters-or-so-0123456789"
 _ATTEMPTS = 5
 _STALL_S = 30.0
-"""The default of limits.stall_timeout_s."""
+"""The default of limits.client_stall_timeout_s."""
 
 _REFUSED = {
     "400 framing": (_CHAT, {"Content-Length": "1", "Transfer-Encoding": "chunked"}, 400),
@@ -145,7 +145,7 @@ def test_refused_body_that_drips_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
     closes: bool,  # noqa: FBT001
 ) -> None:
-    """Sending a byte now and then holds a refused connection no longer than limits.stall_timeout_s."""
+    """Sending a byte now and then holds a refused connection no longer than limits.client_stall_timeout_s."""
     ages = ConnectionAges(monkeypatch)
     clock, aged_s = SystemClock(), 0.0
     with RunningDaemon() as daemon, RawClient(daemon.url) as client:

@@ -136,7 +136,7 @@ async def set_log_level(
 
 def body_timeout_s(admin: AdminContext) -> float:
     """Seconds that a body may take to arrive."""
-    return admin.configuration.settings.limits.stall_timeout_s
+    return admin.configuration.settings.limits.client_stall_timeout_s
 
 
 def _refuse_tables(changes: _Sections) -> None:

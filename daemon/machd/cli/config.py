@@ -67,6 +67,8 @@ def check(ctx: click.Context, file: Path | None, *, as_json: bool) -> None:
         click.echo("OK: no settings file, just defaults and variables")
     else:
         click.echo(f"OK: {click.format_filename(loaded.config_file)}")
+    for given, now in () if as_json else loaded.renamed.items():
+        click.echo(f"{given}: has become {now}; both names work")
 
 
 @config.command()

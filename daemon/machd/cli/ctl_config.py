@@ -69,6 +69,9 @@ def unset(keys: tuple[str, ...]) -> None:
 def _value_of(key: str, shown: AdminConfig) -> object:
     values = dict(_values(shown.settings))
     parts = _split(key)
+    for known in setting_keys(Settings):
+        if key in known.earlier_names:
+            parts = (known.section, known.name)
     if parts not in values:
         dotted = {".".join(map(toml_key, one)): one for one in values}
         namesakes = [known for known, one in dotted.items() if one[-1:] == parts[-1:]]

@@ -87,7 +87,7 @@ async def set_lora_adapters(
     limits = context.settings.limits
     await read_json(
         request,
-        timeout_s=limits.stall_timeout_s,
+        timeout_s=limits.client_stall_timeout_s,
         limit=BodyLimit.of(limits.max_body_bytes, max_images=0, max_image_bytes=0),
     )
     raise UnsupportedParameterError(

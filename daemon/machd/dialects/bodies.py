@@ -39,7 +39,7 @@ async def read_public_body(
         max_images=settings.vision.max_images if takes_media and context.served.takes_media else 0,
         max_image_bytes=settings.vision.max_image_bytes,
     )
-    timeout_s = settings.limits.stall_timeout_s
+    timeout_s = settings.limits.client_stall_timeout_s
     body = await read_json(request, timeout_s=timeout_s, limit=limit)
     decoded = _decoded(request, body, type_)
     if len(body) > limit.max_text_bytes:

@@ -60,7 +60,7 @@ async def read_json(
             return await _limited(request, limit, is_gzip=is_gzip)
     except TimeoutError:
         raise BodyTimeoutError(
-            f"the body did not arrive within limits.stall_timeout_s ({timeout_s:g} s)"
+            f"the body did not arrive within limits.client_stall_timeout_s ({timeout_s:g} s)"
         ) from None
     except InternalServerException:
         # The framework's word for a client that left before it had sent everything.

@@ -261,7 +261,7 @@ class ClientConnection(H11Protocol):
         if self._has_stalled:
             limit_s = self._listener_connections.stall_timeout_s
             raise ClientStalledError(
-                f"the client read nothing for limits.stall_timeout_s ({limit_s:g} s)"
+                f"the client read nothing for limits.client_stall_timeout_s ({limit_s:g} s)"
             )
 
     def check_age(self) -> None:

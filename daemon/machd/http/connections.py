@@ -24,7 +24,7 @@ _SEND_BUFFER_BYTES = 65_536
 client that reads nothing looks for minutes as if it read."""
 
 _LOOK_S = 1.0
-"""How often the ages of connections are looked at, unless ``limits.stall_timeout_s`` is very short."""
+"""How often the ages of connections are looked at, unless ``limits.client_stall_timeout_s`` is very short."""
 
 _SHORTEST_LOOK_S = 0.02
 

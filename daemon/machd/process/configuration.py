@@ -29,7 +29,13 @@ from machd.settings.explain import settings_toml
 from machd.settings.keys import SettingKey, changed_keys, changed_names, toml_key
 from machd.settings.model import Settings
 from machd.settings.problems import printable
-from machd.settings.sources import LoadedSettings, SettingsSources, name_problems, overlaid
+from machd.settings.sources import (
+    LoadedSettings,
+    SettingsSources,
+    current_names,
+    name_problems,
+    overlaid,
+)
 
 Prepare = Callable[[Settings], Callable[[], None]]
 """Prepares the parts for new settings, or refuses them with a MachdError; it changes nothing that requests
@@ -103,6 +109,7 @@ class Configuration:
         self._watchers: list[Callable[[LastChange], None]] = []
         self._turn = asyncio.Lock()
         self._log = structlog.get_logger("machd.configuration")
+        self._say_renamed(loaded)
 
     @property
     def loaded(self) -> LoadedSettings:
@@ -174,9 +181,10 @@ class Configuration:
                 raise SettingsChangedError(
                     "the settings have changed since they were read; read them again"
                 )
-            overrides = _merged(self._overrides, changes)
+            named = current_names(changes)
+            overrides = _merged(self._overrides, named)
             return await self._change(
-                ChangeKind.PATCH, overrides, lambda: self._overlaid(changes, overrides)
+                ChangeKind.PATCH, overrides, lambda: self._overlaid(named, overrides)
             )
 
     def _matches(self, if_match: str) -> bool:
@@ -232,6 +240,7 @@ class Configuration:
         self._loaded, self._overrides = loaded, overrides
         if kind is ChangeKind.RELOAD:
             self._read = loaded
+            self._say_renamed(loaded)
         self._revision += 1
         self._note(LastChange(kind, self._clock.unix_s(), changed=changed))
         return self._last_change
@@ -258,6 +267,10 @@ class Configuration:
             self._prepare(self.settings)()
             self._log.exception("settings.not_taken_on")
             raise FaultError("the settings could not be taken on; the old ones are back") from error
+
+    def _say_renamed(self, loaded: LoadedSettings) -> None:
+        for given, now in loaded.renamed.items():
+            self._log.warning("settings.renamed", given=given, now=now)
 
     def _note(self, change: LastChange) -> None:
         self._last_change = change

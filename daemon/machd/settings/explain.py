@@ -20,6 +20,7 @@ from machd.settings.keys import (
     SettingKey,
     dotted_table,
     given_in_table,
+    setting_keys,
     setting_sections,
     table_keys,
     tables_in,
@@ -137,6 +138,11 @@ def settings_schema(model: type[Settings] = Settings) -> dict[str, object]:
         section["additionalProperties"] = section["properties"].pop("tables")[
             "additionalProperties"
         ]
+    for key in setting_keys(model):
+        for earlier in key.earlier_names:
+            section, _, name = earlier.partition(".")
+            properties = schema["$defs"][sections[section]["$ref"].rpartition("/")[2]]["properties"]
+            properties[name] = properties[key.name] | {"deprecated": True}
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
     return head | schema | {"title": "machd.toml"}
 
@@ -234,8 +240,12 @@ def _comment(text: str, width: int) -> list[str]:
 
 
 def full_description(key: SettingKey) -> str:
-    """The description, and what the key takes where that is a short list or a range."""
+    """The description, what the key takes where that is a short list or a range, and its earlier names."""
+    text = key.description
     if key.choices:
         which = "Any" if key.is_list else "One"
-        return f"{key.description} {which} of {', '.join(key.choices)}."
-    return f"{key.description} ({key.range_text})" if key.range_text else key.description
+        text = f"{text} {which} of {', '.join(key.choices)}."
+    elif key.range_text:
+        text = f"{text} ({key.range_text})"
+    earlier = " and ".join(key.earlier_names)
+    return f"{text} {earlier}, its name before, works too." if earlier else text

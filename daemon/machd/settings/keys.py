@@ -65,12 +65,14 @@ class Alias:
 
     Attributes:
         word: The value that the flag stands for; None for a flag that is followed by its value.
+        earlier: The dotted name that the key had before, which files and the admin API may go on to use.
     """
 
     dotted: str
     environment: str | None = None
     flag: str | None = None
     word: str | None = None
+    earlier: str | None = None
 
 
 ALIASES = (
@@ -84,6 +86,13 @@ ALIASES = (
     # The mode that it switches on goes by this word everywhere else.
     Alias("continuous_batching.enabled", environment="LME_BATCHED", flag="--batched"),
     Alias("engine.blas", environment="LME_BLAS", flag="--blas"),
+    # Two keys had this name, and engine's is about steps.
+    Alias(
+        "limits.client_stall_timeout_s",
+        environment="LME_LIMITS_STALL_TIMEOUT_S",
+        flag="--limits-stall-timeout-s",
+        earlier="limits.stall_timeout_s",
+    ),
     Alias("experts.resident_gb", flag="--streaming", word="auto"),
     Alias("streaming.interval", environment="LME_STREAM_INTERVAL", flag="--stream-interval"),
 )
@@ -112,6 +121,7 @@ class SettingKey:
         environment_names: Variables that set it, the regular one first.
         flag_names: Options that set it, the regular one first; without the ``--no-`` forms.
         flag_words: Options that stand for one value each, with that value.
+        earlier_names: Dotted names that the key had before.
         choices: The words it takes, or a list of it; empty when it takes more than words.
         words: The words that it takes besides numbers, such as ``auto``.
         least: The smallest number it takes; None without such a bound.
@@ -133,6 +143,7 @@ class SettingKey:
     default: object
     description: str
     flag_words: tuple[tuple[str, str], ...] = ()
+    earlier_names: tuple[str, ...] = ()
     choices: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
     least: float | None = None
@@ -263,6 +274,11 @@ def dotted_table(name: str, tables: str = MODELS_SECTION) -> str:
     return f"{tables}.{toml_key(name)}"
 
 
+def variable_of(dotted: str) -> str:
+    """The regular variable of a key of all of machd."""
+    return f"{ENVIRONMENT_PREFIX}{dotted.replace('.', '_')}".upper()
+
+
 def changed_keys(old: Settings, new: Settings) -> tuple[SettingKey, ...]:
     """List the keys of all of machd whose values differ, in the order of the table."""
     return tuple(key for key in setting_keys(type(new)) if key.value_in(old) != key.value_in(new))
@@ -304,7 +320,7 @@ def _key(section: str, name: str, field: FieldInfo, schema: Mapping[str, Any]) -
         section=section,
         name=name,
         environment_names=(
-            f"{ENVIRONMENT_PREFIX}{section}_{name}".upper(),
+            variable_of(f"{section}.{name}"),
             *(alias.environment for alias in aliases if alias.environment),
         ),
         flag_names=(
@@ -312,6 +328,7 @@ def _key(section: str, name: str, field: FieldInfo, schema: Mapping[str, Any]) -
             *(alias.flag for alias in aliases if alias.flag and alias.word is None),
         ),
         flag_words=tuple((one.flag, one.word) for one in aliases if one.flag and one.word),
+        earlier_names=tuple(one.earlier for one in aliases if one.earlier),
         kind=ValueKind(_KINDS.get(form["type"], form["type"])),
         default=field.default,
         description=field.description or "",

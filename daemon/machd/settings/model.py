@@ -273,7 +273,7 @@ class LimitsSettings(SettingsSection):
         le=_DAY_S,
         description="Seconds that a request may take from arrival to its last token; then 504.",
     )
-    stall_timeout_s: float = Field(
+    client_stall_timeout_s: float = Field(
         default=30.0,
         ge=0.001,
         le=_DAY_S,

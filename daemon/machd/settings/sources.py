@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
@@ -38,6 +38,7 @@ from machd.settings.keys import (
     setting_keys,
     tables_in,
     toml_key,
+    variable_of,
 )
 from machd.settings.model import Settings
 from machd.settings.model_tables import table_problems
@@ -76,11 +77,16 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A value that one source gives for one key, not yet checked."""
+    """A value that one source gives for one key, not yet checked.
+
+    Attributes:
+        earlier_name: The key's or variable's name, if another one has taken its place.
+    """
 
     key: SettingKey
     value: object
     origin: Origin
+    earlier_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +105,13 @@ class LoadedSettings:
         origins: Where each value came from, by dotted key; an entry for every key, and for each that a
             model's table gives.
         config_file: The file that was read; None if there was none.
+        renamed: Names of keys and variables that were given although others have taken their place, with those.
     """
 
     settings: Settings
     origins: Mapping[str, Origin]
     config_file: Path | None
+    renamed: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +138,7 @@ class GivenSource(PydanticBaseSettingsSource):
 
     Attributes:
         origins: Origin of each value, by dotted key.
+        renamed: Names that were given although others have taken their place, with those.
         problems: A line for each value, name or file that is wrong.
     """
 
@@ -137,6 +146,7 @@ class GivenSource(PydanticBaseSettingsSource):
         """Check everything that the source gives."""
         super().__init__(model)
         self.origins: dict[str, Origin] = {}
+        self.renamed: dict[str, str] = {}
         self.problems: list[str] = []
         self._values: dict[str, dict[str, Any]] = {}
         for one in given:
@@ -149,8 +159,16 @@ class GivenSource(PydanticBaseSettingsSource):
                     self._take(one)
 
     def _take(self, given: Given) -> None:
-        key = given.key
-        self.origins[key.dotted] = given.origin
+        key, origin = given.key, given.origin
+        if key.dotted in self.origins and origin.kind in _TYPED:
+            names = ", ".join((key.dotted, *key.earlier_names))
+            self.problems.append(f"{names}: is one setting; keep one name ({origin.detail})")
+        self.origins[key.dotted] = origin
+        if given.earlier_name:
+            is_variable = origin.kind is OriginKind.ENVIRONMENT
+            self.renamed[given.earlier_name] = (
+                key.environment_names[0] if is_variable else key.dotted
+            )
         try:
             value = _checked(given, cast("type[Settings]", self.settings_cls))
         except ValidationError as error:
@@ -248,7 +266,24 @@ def _merged(
         raise SettingsError(lines) from None
     if problems := [*table_problems(settings), *adapter_table_problems(settings)]:
         raise SettingsError([printable(problem) for problem in problems])
-    return LoadedSettings(settings, MappingProxyType(dict(origins)), config_file)
+    renamed = {before: now for source in sources for before, now in source.renamed.items()}
+    return LoadedSettings(
+        settings, MappingProxyType(dict(origins)), config_file, MappingProxyType(renamed)
+    )
+
+
+def current_names(
+    changes: Mapping[str, Mapping[str, object]], model: type[Settings] = Settings
+) -> dict[str, dict[str, object]]:
+    """Changes in tables like a file's, with the name that each key has now; one under both names keeps both."""
+    renamed = {section: dict(values) for section, values in changes.items()}
+    for key in setting_keys(model):
+        for earlier in key.earlier_names:
+            section, _, name = earlier.partition(".")
+            values = renamed.get(section, {})
+            if name in values and key.name not in values:
+                values[key.name] = values.pop(name)
+    return renamed
 
 
 def name_problems(changes: Mapping[str, Mapping[str, object]], settings: Settings) -> list[str]:
@@ -370,7 +405,9 @@ def _by_environment(environ: Mapping[str, str], keys: Keys) -> Iterator[Given | 
         if len({environ[name] for name in names}) > 1:
             yield f"{key.dotted}: given twice, and not the same; keep one ({', '.join(names)})"
         for name in names:
-            yield Given(key, environ[name], Origin(OriginKind.ENVIRONMENT, name))
+            origin = Origin(OriginKind.ENVIRONMENT, name)
+            is_earlier = name in map(variable_of, key.earlier_names)
+            yield Given(key, environ[name], origin, earlier_name=name if is_earlier else "")
 
 
 def _by_flags(flags: Mapping[str, object], keys: Keys) -> Iterator[Given | str]:
@@ -384,6 +421,10 @@ def _given(dotted: str, value: object, origin: Origin, keys: Keys) -> Given | st
     """The value, or the problem that there is no such key."""
     if dotted in keys:
         return Given(keys[dotted], value, origin)
+    for key in keys.values():
+        if dotted in key.earlier_names:
+            named = replace(origin, detail=f"{origin.detail}, as {dotted}")
+            return Given(key, value, named, earlier_name=dotted)
     near = _nearest_key(dotted, keys)
     return f"{shortened(dotted)}: no such setting; did you mean {near}? ({origin.detail})"
 

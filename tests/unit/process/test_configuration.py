@@ -80,6 +80,26 @@ async def test_a_reload_takes_on_what_the_file_says(daemon: _Daemon) -> None:
     assert daemon.changes == [change]
 
 
+async def test_a_patch_by_an_earlier_name_is_of_the_same_key(daemon: _Daemon) -> None:
+    """A change under the name that a key had before can be taken back under either."""
+    await daemon.configuration.patch({"limits": {"stall_timeout_s": 5}})
+    assert daemon.configuration.settings.limits.client_stall_timeout_s == 5
+    assert daemon.configuration.overrides == ("limits.client_stall_timeout_s",)
+    await daemon.configuration.patch({"limits": {"client_stall_timeout_s": None}})
+    assert daemon.configuration.settings.limits.client_stall_timeout_s == 30
+
+
+async def test_an_earlier_name_in_the_file_is_logged(daemon: _Daemon) -> None:
+    """A reload says which name has taken the place of the one in the file."""
+    daemon.write("[limits]\nstall_timeout_s = 5\n")
+    with capture_logs() as logs:
+        await daemon.configuration.reload()
+    renamed = [one for one in logs if one["event"] == "settings.renamed"]
+    assert [(one["given"], one["now"], one["log_level"]) for one in renamed] == [
+        ("limits.stall_timeout_s", "limits.client_stall_timeout_s", "warning")
+    ]
+
+
 async def test_a_patch_stands_above_flags_and_a_reload_forgets_it(daemon: _Daemon) -> None:
     """What an operator changes wins until the sources are read for good."""
     await daemon.configuration.patch({"limits": {"max_queue": 5, "max_n": 2}})

@@ -51,6 +51,16 @@ def test_check_says_ok_with_the_file() -> None:
     assert json.loads(run("check", "--json").output) == {"ok": True, "problems": []}
 
 
+def test_check_says_which_name_has_become_another() -> None:
+    """A file with a key's earlier name is good, and is answered with the name of now."""
+    Path("machd.toml").write_text("[limits]\nstall_timeout_s = 5\n", encoding="utf-8")
+
+    assert run("check").output.splitlines() == [
+        "OK: machd.toml",
+        "limits.stall_timeout_s: has become limits.client_stall_timeout_s; both names work",
+    ]
+
+
 def test_check_raises_every_problem() -> None:
     """A bad file ends the command with code 2 and a line for each problem."""
     Path("bad.toml").write_text("[server]\nport = -1\nhots = 'a'\n", encoding="utf-8")

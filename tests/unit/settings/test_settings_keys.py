@@ -7,7 +7,13 @@ import re
 import pytest
 from unit.settings.setting_values import KEYS
 
-from machd.settings.keys import ALIASES, ENVIRONMENT_PREFIX, SettingKey, ValueKind
+from machd.settings.keys import (
+    ALIASES,
+    ENVIRONMENT_PREFIX,
+    SettingKey,
+    ValueKind,
+    variable_of,
+)
 from machd.settings.model import Settings
 
 BY_DOTTED = {key.dotted: key for key in KEYS}
@@ -57,7 +63,7 @@ CONTRACT_DEFAULTS = {
 
 def test_the_promised_keys_have_the_promised_defaults() -> None:
     """Every key that users were promised exists with its default; more keys may be added."""
-    defaults = {key.dotted: key.default for key in KEYS}
+    defaults = {name: key.default for key in KEYS for name in (key.dotted, *key.earlier_names)}
 
     assert {dotted: defaults.get(dotted) for dotted in CONTRACT_DEFAULTS} == CONTRACT_DEFAULTS
     assert defaults.keys() >= CONTRACT_DEFAULTS.keys()
@@ -79,6 +85,18 @@ def test_a_key_has_its_regular_spellings(key: SettingKey) -> None:
     """Section a, key b is LME_A_B and --a-b, and these come before any alias."""
     assert key.environment_names[0] == f"LME_{key.section}_{key.name}".upper()
     assert key.flag_names[0] == f"--{key.section}-{key.name}".replace("_", "-")
+
+
+def test_an_earlier_name_is_no_keys_own() -> None:
+    """A name that a key had before leads to that key alone, with its variable and its flag."""
+    earlier = [(name, key) for key in KEYS for name in key.earlier_names]
+
+    assert earlier
+    assert len({name for name, _ in earlier}) == len(earlier)
+    for name, key in earlier:
+        assert name not in BY_DOTTED
+        assert variable_of(name) in key.environment_names[1:]
+        assert f"--{name}".replace(".", "-").replace("_", "-") in key.flag_names[1:]
 
 
 def test_no_spelling_belongs_to_two_keys() -> None:

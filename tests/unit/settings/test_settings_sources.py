@@ -305,6 +305,31 @@ def test_an_unknown_flag_key_is_a_problem(tmp_path: Path) -> None:
     ]
 
 
+def test_an_earlier_name_sets_its_key_and_is_told(tmp_path: Path) -> None:
+    """A file and a variable may use the name that a key had before; what replaced it is said."""
+    by_file = load(tmp_path, "[limits]\nstall_timeout_s = 7\n")
+    by_variable = load(tmp_path, environ={"LME_LIMITS_STALL_TIMEOUT_S": "8"})
+
+    assert by_file.settings.limits.client_stall_timeout_s == 7
+    origin = by_file.origins["limits.client_stall_timeout_s"]
+    assert origin.detail == f"{tmp_path}/given.toml, as limits.stall_timeout_s"
+    assert by_file.renamed == {"limits.stall_timeout_s": "limits.client_stall_timeout_s"}
+    assert by_variable.settings.limits.client_stall_timeout_s == 8
+    assert by_variable.renamed == {
+        "LME_LIMITS_STALL_TIMEOUT_S": "LME_LIMITS_CLIENT_STALL_TIMEOUT_S"
+    }
+    assert load(tmp_path, "[limits]\nclient_stall_timeout_s = 7\n").renamed == {}
+
+
+def test_a_key_under_both_of_its_names_is_a_problem(tmp_path: Path) -> None:
+    """A file that gives a key twice does not say which value counts."""
+    toml = "[limits]\nstall_timeout_s = 7\nclient_stall_timeout_s = 8\n"
+
+    assert problems_of(tmp_path, toml) == [
+        "limits.client_stall_timeout_s, limits.stall_timeout_s: is one setting; keep one name (given.toml)"
+    ]
+
+
 def test_two_spellings_of_a_variable_have_to_agree(tmp_path: Path) -> None:
     """An alias and the regular name may both be set, but not to different values."""
     agreeing = {"LME_BLAS": "off", "LME_ENGINE_BLAS": "off"}

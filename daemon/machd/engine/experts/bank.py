@@ -25,7 +25,7 @@ from machd.errors import ModelMemoryError
 
 MAX_READ_S = 10.0
 """Time that a pass waits for one layer's reads; then the rows that need them fail. It is shorter than the default
-of limits.stall_timeout_s, so that a stalled disk fails requests and not the daemon."""
+of limits.client_stall_timeout_s, so that a stalled disk fails requests and not the daemon."""
 
 _MAX_STALLED_READ_S = 0.1
 """The same from a timeout on until a read ends: a pass through many layers must not wait for each."""
