@@ -24,6 +24,7 @@ from machd.telemetry.metric_table import METRICS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+CONCEPTS = sorted((ROOT / "docs" / "concepts").glob("*.md"))
 PROGRAM = sorted((ROOT / "daemon" / "machd").rglob("*.py"))
 
 _LINK = re.compile(r"(?<!!)\[[^\]\n]*\]\(([^)\s]+)\)")
@@ -61,7 +62,7 @@ def anchors(text: str) -> set[str]:
 
 
 def generated_pages() -> dict[str, str]:
-    """The pages of docs/reference/ by name, as the code writes them now."""
+    """The pages with what is generated, by name, as the code writes them now."""
     spec = importlib.util.spec_from_file_location("docs_generate", ROOT / "docs" / "generate.py")
     assert spec is not None
     assert spec.loader is not None
@@ -228,6 +229,20 @@ def test_the_readme_shows_how_to_serve() -> None:
     first = next(command_lines(ROOT / "README.md"))
 
     assert first == ["make", "serve"]
+
+
+@pytest.mark.parametrize("page", CONCEPTS, ids=name_of)
+def test_a_concept_page_opens_with_a_picture_and_an_example(page: Path) -> None:
+    """The first screens have a table or a drawing, and a block that a reader can run or write into a file."""
+    opening = "\n".join(page.read_text("utf-8").splitlines()[:45])
+
+    assert re.search(r"^(?:\|[-|]+\||```text)$", opening, re.MULTILINE), "a table or a drawing"
+    assert re.search(r"^```(?:console|bash|python|toml)$", opening, re.MULTILINE), "an example"
+
+
+def test_there_are_at_most_eighty_pages() -> None:
+    """Breadth costs a reader: a new page takes the place of another, or is a section."""
+    assert len(list((ROOT / "docs").rglob("*.md"))) <= 80
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

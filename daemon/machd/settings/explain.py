@@ -248,4 +248,4 @@ def full_description(key: SettingKey) -> str:
     elif key.range_text:
         text = f"{text} ({key.range_text})"
     earlier = " and ".join(key.earlier_names)
-    return f"{text} {earlier}, its name before, works too." if earlier else text
+    return f"{text} Its earlier name, {earlier}, works too." if earlier else text
