@@ -6,9 +6,16 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
+from playwright.sync_api import expect
+from support.browser.browser import opened_browser, opened_page
 from support.clocks.polling import CEILING_S
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,6 +47,26 @@ def _site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert result.returncode == 0, result.stderr
     assert "WARNING" not in result.stderr, result.stderr
     return folder
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    """Files of a folder, without a line for each request."""
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the library's name
+        """Say nothing."""
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """Serve a folder on loopback, and yield its address."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(folder))) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def texts(site: Path, suffix: str) -> dict[str, str]:
@@ -79,6 +106,23 @@ def test_a_load_from_elsewhere_is_noticed() -> None:
     assert _STYLE_LOADS.search("src: url(https://fonts.example.org/x.woff2)")
     assert not _LOADS.search('<a href="https://example.org">')
     assert not _LOADS.search('<link rel="stylesheet" href="../assets/main.css">')
+
+
+@pytest.mark.parametrize(
+    ("words", "link"),
+    [
+        ("machd_engine_restarts_total", '[href*="operating/metrics/"][href$="#every-metric"]'),
+        ("Claude Code", '[href*="clients/agents/"][href$="#claude-code"]'),
+        ("Gumbel", '[href*="decisions/sampling/"]'),
+    ],
+)
+def test_search_finds_a_section_without_another_host(site: Path, words: str, link: str) -> None:
+    """A browser that reaches nothing but the site finds a metric, a client and a decision by their words."""
+    with served(site) as url, opened_browser() as browser, opened_page(browser) as watched:
+        watched.page.goto(url)
+        watched.page.get_by_role("textbox", name="Search").fill(words)
+        found = watched.page.locator(f"a.md-search-result__link{link}")
+        expect(found.first).to_be_attached(timeout=CEILING_S * 1000)
 
 
 def test_links_to_the_repository_lead_to_pages(site: Path) -> None:
