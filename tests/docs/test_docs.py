@@ -240,6 +240,21 @@ def test_a_concept_page_opens_with_a_picture_and_an_example(page: Path) -> None:
     assert re.search(r"^```(?:console|bash|python|toml)$", opening, re.MULTILINE), "an example"
 
 
+def test_every_decision_is_in_the_index_once() -> None:
+    """A record is one section, and one line of the index leads to it."""
+    folder = ROOT / "docs" / "decisions"
+    pages = {page.name: page.read_text("utf-8") for page in folder.glob("*.md")}
+    index = re.findall(r"^\| \[(\d{4})\]\(([\w-]+\.md)#\1-", pages.pop("README.md"), re.MULTILINE)
+    sections = [
+        (number, name)
+        for name, text in pages.items()
+        for number in re.findall(r"^## (\d{4}) ", text, re.MULTILINE)
+    ]
+
+    assert len(index) > 60
+    assert index == sorted(sections)
+
+
 def test_there_are_at_most_eighty_pages() -> None:
     """Breadth costs a reader: a new page takes the place of another, or is a section."""
     assert len(list((ROOT / "docs").rglob("*.md"))) <= 80
