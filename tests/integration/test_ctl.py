@@ -319,6 +319,15 @@ def test_settings_are_read_and_changed(daemon: AdminDaemon) -> None:
     assert "server.port" in _ctl(daemon, "config", "set", "server.port=1", code=1)
 
 
+def test_a_setting_answers_to_its_earlier_name(daemon: AdminDaemon) -> None:
+    """A key that was renamed is read, changed and put back under either name."""
+    earlier, now = "limits.stall_timeout_s", "limits.client_stall_timeout_s"
+    assert _ctl(daemon, "config", "set", f"{earlier}=7") == f"changed {now}\n"
+    assert _ctl(daemon, "config", "get", earlier) == _ctl(daemon, "config", "get", now) == "7.0\n"
+    assert _ctl(daemon, "config", "unset", earlier) == f"changed {now}\n"
+    assert _ctl(daemon, "config", "get", earlier) == "30.0\n"
+
+
 def test_a_models_table_is_read_and_changed(tmp_path: Path, config_path: Path) -> None:
     """A name that TOML wants in quotes is written so; a table can be set, asked for and taken away whole."""
     config_path.write_text('[models.a]\npath = "/m/a"\n')

@@ -213,6 +213,9 @@ def test_the_schema_knows_every_key_and_no_other() -> None:
         others = False if table is None else {"$ref": f"#/$defs/{table}"}
         assert section["additionalProperties"] == others
         assert section["properties"][key.name]["description"] == key.description
+        for earlier in key.earlier_names:
+            shown = section["properties"][earlier.rpartition(".")[2]]
+            assert shown == section["properties"][key.name] | {"deprecated": True}
 
 
 def test_the_reference_table_has_a_row_for_every_key() -> None:
