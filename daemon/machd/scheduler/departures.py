@@ -15,7 +15,6 @@ from math import ceil
 from machd.engine.protocol.step import StepPlan, StepResult
 from machd.scheduler.pacing import StepPace
 from machd.scheduler.plan import in_turn
-from machd.scheduler.running import RunningSequences
 from machd.scheduler.sequence import Sequence
 
 _WEIGHT = 0.2
@@ -43,7 +42,8 @@ class Departures:
 
     def __init__(self) -> None:
         """Begin without measurements."""
-        self._token_s: dict[int, float] = {}
+        # By the number of rows: seconds of a step, and tokens that a row gets in it.
+        self._steps: dict[int, tuple[float, float]] = {}
         self._committed_s: float | None = None
         self._ended: deque[tuple[int, bool]] = deque(maxlen=_ENDED_SEQUENCES)
 
@@ -51,7 +51,7 @@ class Departures:
         self,
         plan: StepPlan,
         result: StepResult,
-        running: RunningSequences,
+        running: Iterable[Sequence],
         *,
         now_s: float,
         duration_s: float,
@@ -71,9 +71,13 @@ class Departures:
         if plan.prefill or plan.encode or not result.tokens:
             return
         rows = sum(one.is_prefilled for one in running)
-        token_s = step_s * rows / len(result.tokens)
-        known_s = self._token_s.get(rows, token_s)
-        self._token_s[rows] = known_s + _WEIGHT * (token_s - known_s)
+        row_tokens = len(result.tokens) / rows
+        known_s, known_tokens = self._steps.get(rows, (step_s, row_tokens))
+        # Apart, since with drafts the mean of their quotients is above the quotient of their means.
+        self._steps[rows] = (
+            known_s + _WEIGHT * (step_s - known_s),
+            known_tokens + _WEIGHT * (row_tokens - known_tokens),
+        )
 
     def note_end(self, sequence: Sequence) -> None:
         """Take in the length of a sequence that leaves its slot."""
@@ -95,7 +99,7 @@ class Departures:
             waiting: Sequences that get the slots of those that leave, in order.
             pace: Prompt tokens of steps.
         """
-        if not self._token_s:
+        if not self._steps:
             return 0.0
         rows, queue = self._rows(running, pace.token_s), iter(waiting)
         seconds_s = 0.0
@@ -169,8 +173,8 @@ class Departures:
 
     def _row_token_s(self, rows: int) -> float:
         """Return the seconds of one token of each of so many rows, by the nearest number that was measured."""
-        nearest = min(self._token_s, key=lambda known: abs(known - rows))
-        return self._token_s[nearest]
+        step_s, row_tokens = self._steps[min(self._steps, key=lambda known: abs(known - rows))]
+        return step_s / row_tokens
 
 
 def _goes_first(prompt: _Row, decoding: list[_Row], pace: StepPace) -> bool:

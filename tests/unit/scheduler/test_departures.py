@@ -23,6 +23,7 @@ from support.schedulers.sequence_samples import (
     sequence_of,
 )
 
+from machd.engine.protocol.step import SampledToken, StepPlan, StepResult
 from machd.errors import QueueFullError
 from machd.scheduler.config import SchedulerConfig, continuous, single_flight
 from machd.scheduler.departures import Departures
@@ -101,6 +102,22 @@ def _learnt(*lengths: tuple[int, int]) -> Departures:
         ended.completion_token_ids = [0] * tokens
         departures.note_end(ended)
     return departures
+
+
+def test_tokens_of_drafts_count_as_what_they_are() -> None:
+    """Steps of a second with nine tokens and with one in turn give five tokens a second."""
+    departures = Departures()
+    for step in range(40):
+        outputs = tuple(SampledToken(0, 1) for _ in range(1 if step % 2 else 9))
+        departures.observe(
+            StepPlan(),
+            StepResult(outputs=outputs),
+            [_decoding(0)],
+            now_s=step + 1.0,
+            duration_s=1.0,
+        )
+    forecast_s = departures.seconds_until(1, [_decoding(0, max_tokens=100)], (), _PACE)
+    assert forecast_s == pytest.approx(20.0, rel=0.15)
 
 
 def _decoding(made: int, max_tokens: int = 1000, name: str = "a") -> Sequence:
