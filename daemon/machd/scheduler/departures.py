@@ -68,9 +68,9 @@ class Departures:
         previous_s, self._committed_s = self._committed_s, now_s
         # What lies between two steps costs time, too. A step after a pause has a prompt, and is no measurement.
         step_s = duration_s if previous_s is None else max(duration_s, now_s - previous_s)
-        if plan.prefill or plan.encode or not result.tokens:
-            return
         rows = sum(one.is_prefilled for one in running)
+        if plan.prefill or plan.encode or not result.tokens or not rows:
+            return
         row_tokens = len(result.tokens) / rows
         known_s, known_tokens = self._steps.get(rows, (step_s, row_tokens))
         # Apart, since with drafts the mean of their quotients is above the quotient of their means.
