@@ -201,7 +201,6 @@ def _prepared_blas(settings: Settings) -> BlasChoice:
 
 def _checked(loaded: LoadedSettings, *, measure: bool) -> ModelCheck | EncoderCheck:
     settings = loaded.settings
-    from machd.engine.open import residency  # noqa: PLC0415 - a help text does not need it
 
     cache_directory = user_cache_directory(process_environ())
     blas = _prepared_blas(settings)
@@ -219,7 +218,9 @@ def _checked(loaded: LoadedSettings, *, measure: bool) -> ModelCheck | EncoderCh
                 raise click.UsageError("--measure is for models that generate; this is an encoder.")
             return _checked_encoder(encoder, source, settings.model.dtype, blas)
         from machd.cli.check_report import model_check  # noqa: PLC0415 - imports mlx
-        from machd.engine.loading.inspection import inspect_model  # noqa: PLC0415 - imports mlx
+        from machd.cli.configured_inspection import (  # noqa: PLC0415 - imports mlx
+            inspect_configured,
+        )
         from machd.engine.loading.reranker_inspection import (  # noqa: PLC0415 - imports mlx
             inspect_reranker,
             names_reranker,
@@ -231,17 +232,7 @@ def _checked(loaded: LoadedSettings, *, measure: bool) -> ModelCheck | EncoderCh
         from machd_probes.versions import probe_basis  # noqa: PLC0415
 
         is_reranker = names_reranker(source, kind=settings.model.kind)
-        found = inspect_model(
-            source,
-            dtype=settings.model.dtype,
-            max_context_tokens=settings.model.max_context_tokens,
-            chat_template=settings.model.chat_template,
-            generation_config=settings.model.generation_config,
-            quantize=settings.model.quantize,
-            residency=residency(settings),
-            kv_budget_bytes=int(settings.continuous_batching.kv_budget_gb * 1e9),
-            has_tokenizers=measure or is_reranker,
-        )
+        found = inspect_configured(source, settings, has_tokenizers=measure or is_reranker)
         reranker = None
         if is_reranker:
             reranker = inspect_reranker(

@@ -14,15 +14,15 @@ from machd.capabilities.verdict import Support
 from machd.cli.cache_report import CacheReporter, DecodeMedia
 from machd.cli.cache_report_document import CacheReport
 from machd.cli.cache_table import print_cache_report
+from machd.cli.configured_inspection import inspect_configured
 from machd.cli.progress import EstimatingBar, ProgressBar
 from machd.cli.recorded_requests import recorded_requests
 from machd.compose import media_rules
 from machd.engine.backend.blas import BlasChoice, measure_blas
 from machd.engine.encoding.encoder_files import find_encoder
 from machd.engine.front import OpenedFront, Texts
-from machd.engine.loading.inspection import ModelInspection, inspect_model
+from machd.engine.loading.inspection import ModelInspection
 from machd.engine.loading.source import ModelSource, resolve_model
-from machd.engine.open import residency
 from machd.engine.protocol.engine import ModelDescription
 from machd.engine.protocol.media import Media
 from machd.engine_process.scheduling import prefix_limits, prefix_shape
@@ -61,7 +61,7 @@ def check_cache(settings: Settings, file: Path, *, blas: BlasChoice, as_json: bo
             raise click.UsageError(
                 "--cache-report is for models that generate; this is an encoder."
             )
-        found = _inspected(source, settings)
+        found = inspect_configured(source, settings)
         state = _state(found.description, source, cache_directory, blas)
         texts = Texts(
             source,
@@ -74,19 +74,6 @@ def check_cache(settings: Settings, file: Path, *, blas: BlasChoice, as_json: bo
         click.echo(msgspec.json.format(msgspec.json.encode(report), indent=2))
     else:
         print_cache_report(report)
-
-
-def _inspected(source: ModelSource, settings: Settings) -> ModelInspection:
-    return inspect_model(
-        source,
-        dtype=settings.model.dtype,
-        max_context_tokens=settings.model.max_context_tokens,
-        chat_template=settings.model.chat_template,
-        generation_config=settings.model.generation_config,
-        quantize=settings.model.quantize,
-        residency=residency(settings),
-        kv_budget_bytes=int(settings.continuous_batching.kv_budget_gb * 1e9),
-    )
 
 
 def _state(

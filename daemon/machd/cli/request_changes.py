@@ -21,7 +21,7 @@ _MAX_COMPARED = 1000
 
 
 class ChangeKind(StrEnum):
-    """What a later request has changed of what both have."""
+    """A difference between a request and an earlier one, in what both have."""
 
     MESSAGE_TEXT = "message_text"
     MESSAGE_CALLS = "message_calls"

@@ -27,12 +27,12 @@ def url() -> Iterator[str]:
 
 
 def _is_told(diagnosis: Any) -> bool:
-    """Whether a diagnosis, which is an extension and untyped, names the character that was changed."""
+    """Return whether a diagnosis, an untyped extension, names the character that was changed."""
     return bool(diagnosis["reason"] == "diverged" and diagnosis["parted_at"]["character"] == AT)
 
 
 def test_openais_client_reads_the_diagnosis(url: str) -> None:
-    """Of chat completions, completions and responses, which it is asked for in ``extra_body``."""
+    """OpenAI's client gets it from chat completions, completions and responses, if ``extra_body`` asks for it."""
 
     def asked(system: str) -> list[Any]:
         chat = client.chat.completions.create(
