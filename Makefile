@@ -5,7 +5,7 @@
 MACHD := .venv/bin/machd
 # Tests start many processes, each of which would compile the sources again.
 export PYTHONDONTWRITEBYTECODE :=
-SIDE_BY_SIDE := --numprocesses auto --maxprocesses 4 --dist loadfile
+SIDE_BY_SIDE := --numprocesses auto --dist loadfile
 
 help: ## this list
 	@echo 'Targets; plain `make` is `make serve`:'

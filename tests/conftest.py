@@ -61,6 +61,11 @@ for _phase in ("connect", "read", "write", "pool"):
 vars(httpx_transports)["create_ssl_context"] = cache(httpx_config.create_ssl_context)
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """Two workers for each core, for most of a test's time waits for another process; memory is for eight."""
+    return min(8, 2 * (os.cpu_count() or 1))
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let a machine run a part of the files."""
     parser.addoption(
