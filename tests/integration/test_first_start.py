@@ -33,7 +33,17 @@ def _index(
 def _serve(environ: Mapping[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
     """Start a daemon that is expected to end by itself."""
     return subprocess.run(
-        [sys.executable, "-m", "machd", "serve", "--port", "0", "--admin-listen", "127.0.0.1:0", *arguments],
+        [
+            sys.executable,
+            "-m",
+            "machd",
+            "serve",
+            "--port",
+            "0",
+            "--admin-listen",
+            "127.0.0.1:0",
+            *arguments,
+        ],
         env=dict(environ),
         capture_output=True,
         text=True,

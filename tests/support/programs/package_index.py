@@ -82,7 +82,9 @@ def write_wheel(folder: Path, name: str, version: str, member: str, content: Pat
             f"{records}/WHEEL",
             "Wheel-Version: 1.0\nGenerator: machd\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         )
-        wheel.writestr(f"{records}/RECORD", f"{member},,\n{records}/METADATA,,\n{records}/WHEEL,,\n")
+        wheel.writestr(
+            f"{records}/RECORD", f"{member},,\n{records}/METADATA,,\n{records}/WHEEL,,\n"
+        )
     return path
 
 
