@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
-import pytest
 from support.clocks.polling import CEILING_S
+from support.programs.installed_programs import needs_programs, path_of
 
 from machd.cli.commands import command_line
 from machd.settings.keys import setting_keys
 
 _PAGE = Path(__file__).resolve().parents[2] / "docs" / "man" / "machd.1"
-_READERS = (["groff", "-man", "-Tutf8", "-ww"], ["mandoc", "-Tutf8", "-Wwarning"])
 
 
-@pytest.mark.parametrize("reader", _READERS, ids=lambda reader: reader[0])
-def test_a_reader_warns_of_nothing_and_shows_every_command_and_setting(reader: list[str]) -> None:
+@needs_programs("groff")
+def test_roff_warns_of_nothing_and_shows_every_command_and_setting() -> None:
     """Text that looks like one of roff's own requests would be missing from what it shows."""
-    if shutil.which(reader[0]) is None:
-        pytest.skip(f"{reader[0]} is not installed")
-    done = subprocess.run(
-        [*reader, str(_PAGE)], capture_output=True, text=True, timeout=CEILING_S, check=True
-    )
+    command = [path_of("groff"), "-man", "-Tutf8", "-ww", str(_PAGE)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=CEILING_S, check=True)
     assert done.stderr == ""
     shown = "".join(_without_styles(done.stdout).split())
     for name in command_line.list_commands(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from support.clocks.polling import CEILING_S
+from support.programs.installed_programs import needs_programs
 
 from machd.cli.commands import command_line
 from machd.cli.completion import Shell, completion_script
@@ -66,11 +66,11 @@ def test_a_place_that_cannot_be_written_is_named(home: Path) -> None:
     assert "machd completion bash" in str(result.exception)
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
+@needs_programs("bash")
 @pytest.mark.parametrize(
     ("typed", "completed"),
     [
-        (["machd", "ser"], ["serve"]),
+        (["machd", "serv"], ["serve"]),
         (["machd", "ctl", "dra"], ["drain"]),
         (["machd", "completion", "f"], ["fish"]),
         (["machd", "serve", "--server-ho"], ["--server-host"]),

@@ -149,7 +149,9 @@ def test_default_model_is_to_be_fetched_before_the_service_starts(
 
 
 @pytest.mark.parametrize(
-    ("settings", "is_here"), [("[model]\npath = '/srv/model'\n", False), ("", True)], ids=["another", "here"]
+    ("settings", "is_here"),
+    [("[model]\npath = '/srv/model'\n", False), ("", True)],
+    ids=["another", "here"],
 )
 def test_model_that_is_not_needed_or_is_here_is_not_fetched(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: str, *, is_here: bool
