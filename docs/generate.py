@@ -1,4 +1,4 @@
-"""Write docs/reference/, tables of docs/operating/, config/ and systemd/ from the code, or check that they are what the code says.
+"""Write docs/reference/, docs/man/, tables of docs/operating/, config/ and systemd/ from the code, or check that they are what the code says.
 
 Run it as ``python docs/generate.py [--check]``; ``make docs`` and ``make check`` do. The page of
 architectures comes from ``machd_probes/matrix.json``, which takes minutes to measure: ``--matrix`` does
@@ -18,6 +18,7 @@ from pathlib import Path
 import click
 from dashboard.dashboard import dashboard_json
 from gguf_tables import gguf_markdown
+from man_page import man_page
 from reference_tables import (
     adapter_tables_markdown,
     log_events_markdown,
@@ -114,6 +115,7 @@ def _pages() -> Iterator[tuple[Path, str]]:
     yield _ROOT / "config" / "machd.toml", settings_example()
     yield _ROOT / "config" / "machd.schema.json", json.dumps(settings_schema(), indent=2) + "\n"
     yield _ROOT / "config" / "grafana" / "machd.json", dashboard_json()
+    yield _ROOT / "docs" / "man" / "machd.1", man_page()
     for name, unit_text in _service_files():
         yield _ROOT / "systemd" / name, unit_text
 

@@ -37,7 +37,7 @@ def how_to_install(extra: str) -> str:
     """The command that installs an extra of machd into this environment.
 
     In a checkout's own environment that is ``scripts/setup``, where it knows the extra. Elsewhere the extra's packages
-    are named, since machd itself is on no package index.
+    are named: that works too where machd was installed from a file and its index does not know it.
     """
     has_pins = (_CHECKOUT / "requirements" / f"{extra}.txt").is_file()
     is_own = Path(sys.prefix).resolve() == (_CHECKOUT / ".venv").resolve()

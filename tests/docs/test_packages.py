@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -66,6 +67,24 @@ def test_every_top_level_package_has_the_projects_name(built: Path) -> None:
         names = {name.partition("/")[0] for name in archive.namelist()}
 
     assert {name for name in names if not name.startswith("machd")} == set()
+
+
+def test_the_wheel_brings_the_manual_page(built: Path) -> None:
+    """It lies where an installer puts pages that man finds beside programs."""
+    (path,) = built.glob("*.whl")
+    with zipfile.ZipFile(path) as archive:
+        (name,) = [one for one in archive.namelist() if one.endswith("data/share/man/man1/machd.1")]
+        assert archive.read(name) == (ROOT / "docs" / "man" / "machd.1").read_bytes()
+
+
+def test_the_extra_for_the_cpu_names_the_kernels_of_this_checkout() -> None:
+    """Both are released together; requirements/ leave the kernels to scripts/native, which builds them."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    native = tomllib.loads((ROOT / "native" / "pyproject.toml").read_text("utf-8"))["project"]
+    (named,) = [one for one in project["optional-dependencies"]["cpu"] if "native" in one]
+    assert named.partition(";")[0] == f"{native['name']}=={native['version']}"
+    for path in sorted((ROOT / "requirements").glob("*.txt")):
+        assert native["name"] not in path.read_text("utf-8"), path.name
 
 
 def test_serving_needs_nothing_that_makes_data_up() -> None:

@@ -18,8 +18,8 @@ def _checkout(tmp_path: Path) -> Path:
     """A checkout with this environment, whose stamps stay as they are."""
     for folder in ("native/src", "native/machd_native", "scripts", "requirements"):
         shutil.copytree(_ROOT / folder, tmp_path / folder)
-    for file in ("native/CMakeLists.txt", "native/pyproject.toml"):
-        shutil.copy(_ROOT / file, tmp_path / file)
+    for file in ("CMakeLists.txt", "LICENSE", "README.md", "pyproject.toml"):
+        shutil.copy(_ROOT / "native" / file, tmp_path / "native")
     environment = tmp_path / ".venv"
     environment.mkdir()
     for entry in (_ROOT / ".venv").iterdir():

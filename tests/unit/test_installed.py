@@ -61,7 +61,7 @@ def test_a_checkout_names_its_own_script_for_what_it_pins() -> None:
 def test_an_installed_package_names_the_packages_of_an_extra(
     environment: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Machd is on no package index, so its extras cannot be installed by name; their packages can."""
+    """An index may not know machd, which may have come from a file; the packages of its extras it knows."""
     monkeypatch.setattr(sys, "prefix", "/opt/machd")
     assert environment.is_dir()
     told = how_to_install("vision")

@@ -9,6 +9,7 @@ from importlib import import_module
 
 import click
 import structlog
+from click.shell_completion import CompletionItem
 
 from machd import __version__
 from machd.errors import MachdError
@@ -21,6 +22,7 @@ _COMMANDS = {
     "bench": "machd.cli.bench:bench",
     "ctl": "machd.cli.ctl:ctl",
     "install-service": "machd.cli.install_service:install_service",
+    "completion": "machd.cli.completion:completion",
     "version": "machd.cli.version:version",
 }
 """Where each subcommand is; imported only when it runs, so that help comes at once."""
@@ -49,6 +51,11 @@ class _Commands(click.Group):
             raise click.exceptions.NoSuchCommand(
                 error.command_name, possibilities=_COMMANDS, ctx=ctx
             ) from None
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete the names of subcommands without importing them, which takes longer than a key press."""
+        names = [CompletionItem(name) for name in _COMMANDS if name.startswith(incomplete)]
+        return [*names, *click.Command.shell_complete(self, ctx, incomplete)]
 
 
 @click.command(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

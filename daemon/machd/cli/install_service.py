@@ -11,14 +11,32 @@ from pathlib import Path
 
 import click
 
-from machd.cli.launchd_plists import LABEL, agent_plist, daemon_plist
+from machd.cli.launchd_plists import (
+    DAEMON_HOME,
+    DAEMON_USER,
+    LABEL,
+    agent_plist,
+    daemon_plist,
+)
+from machd.cli.serve import has_several_models
 from machd.cli.service_units import CONFIG_PATH, Installation, UnitFile, system_units, user_units
+from machd.engine.loading import embedded
 from machd.errors import StartupError
 from machd.settings.file import SettingsFile, find_settings_file
 from machd.settings.sources import load_settings, process_environ
+from machd.user_directories import user_cache_directory
 
 _HIDDEN = (Path("/home"), Path("/root"), Path("/run/user"))
 """What a system service does not see, because of ProtectHome=."""
+
+_SYSTEM_CACHE = Path("/var/cache/private")
+"""XDG_CACHE_HOME of the machine's service."""
+
+_AS_DYNAMIC_USER = (
+    "systemd-run", "--pipe", "--wait", "-p", "DynamicUser=yes", "-p", "User=machd", "-p", "CacheDirectory=machd",
+    "-E", f"XDG_CACHE_HOME={_SYSTEM_CACHE}",
+)  # fmt: skip
+"""Runs a command as the user that the machine's service has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,25 +144,34 @@ def _systemd_plan(
     config_home = environ.get("XDG_CONFIG_HOME") or str(_home(environ) / ".config")
     folder = Path(config_home, "systemd", "user") if is_user else Path("/etc/systemd/system")
     units = user_units(installation) if is_user else system_units(installation)
+    cache = user_cache_directory(environ) if is_user else _SYSTEM_CACHE
+    pull = (*installation.command, "model", "pull")
+    as_service = () if is_user else ("sudo", *_AS_DYNAMIC_USER)
     control = "systemctl --user" if is_user else "sudo systemctl"
     names = " ".join(unit.name for unit in units)
     start = (f"{control} daemon-reload", f"{control} enable --now {names}")
     before = () if is_user else _config_commands(installation)
     after = ("loginctl enable-linger  # to run without being logged in",) if is_user else ()
-    return _Plan(folder, units, (*before, *start, *after))
+    fetch = _fetch_commands(installation, (*as_service, *pull), cache)
+    return _Plan(folder, units, (*before, *fetch, *start, *after))
 
 
 def _launchd_plan(
     installation: Installation, environ: Mapping[str, str], *, is_user: bool
 ) -> _Plan:
+    pull = (*installation.command, "model", "pull")
     if is_user:
         home = _home(environ)
         folder, unit = home / "Library" / "LaunchAgents", agent_plist(installation, home=home)
         quoted = shlex.quote(str(folder / unit.name))
-        return _Plan(folder, (unit,), (f"launchctl bootstrap gui/$(id -u) {quoted}",))
+        fetch = _fetch_commands(installation, pull, user_cache_directory(environ, "darwin"))
+        return _Plan(folder, (unit,), (*fetch, f"launchctl bootstrap gui/$(id -u) {quoted}"))
     folder, unit = Path("/Library/LaunchDaemons"), daemon_plist(installation)
+    cache = user_cache_directory({"HOME": str(DAEMON_HOME)}, "darwin")
+    as_service = ("sudo", "-u", DAEMON_USER, "env", f"HOME={DAEMON_HOME}")
     commands = (
         *_config_commands(installation),
+        *_fetch_commands(installation, (*as_service, *pull), cache),
         f"sudo launchctl bootstrap system {folder / unit.name}",
         f"sudo launchctl print system/{LABEL}",
     )
@@ -159,6 +186,25 @@ def _config_commands(installation: Installation) -> tuple[str, ...]:
         shlex.join(("sudo", "mkdir", "-p", str(path.parent))),
         shlex.join(("sudo", *installation.command, "config", "init", str(path))),
     )
+
+
+def _fetch_commands(
+    installation: Installation, pull: tuple[str, ...], cache: Path
+) -> tuple[str, ...]:
+    """Return the command that fetches the default model for the service, where it is to serve that and lacks it.
+
+    The service itself fetches nothing: nobody watches it, and the machine's has no network.
+    """
+    path = installation.config_path
+    if path is not None and path.is_file():
+        settings = load_settings(config_path=path, environ={}, flags={}).settings
+        if settings.model.path is not None or has_several_models(settings):
+            return ()
+    try:
+        is_there = embedded.locate(cache) is not None
+    except OSError:
+        is_there = False
+    return () if is_there else (shlex.join(pull),)
 
 
 def _home(environ: Mapping[str, str]) -> Path:

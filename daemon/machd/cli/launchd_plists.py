@@ -20,8 +20,8 @@ _EXIT_S = 90
 _THROTTLE_S = 10
 _OPEN_FILES = 8192
 _UMASK = 0o077
-_DAEMON_USER = "_machd"
-_DAEMON_HOME = Path("/usr/local/var/machd")
+DAEMON_USER = "_machd"
+DAEMON_HOME = Path("/usr/local/var/machd")
 
 
 def agent_plist(installation: Installation, *, home: Path) -> UnitFile:
@@ -32,13 +32,13 @@ def agent_plist(installation: Installation, *, home: Path) -> UnitFile:
 
 def daemon_plist(installation: Installation) -> UnitFile:
     """For the machine, as a user of its own."""
-    job = _job(installation, log=str(_DAEMON_HOME / "machd.log"))
-    environment = {"HOME": str(_DAEMON_HOME), "LME_LOGGING_FORMAT": "json"}
+    job = _job(installation, log=str(DAEMON_HOME / "machd.log"))
+    environment = {"HOME": str(DAEMON_HOME), "LME_LOGGING_FORMAT": "json"}
     return _plist(
         job
         | {
-            "UserName": _DAEMON_USER,
-            "WorkingDirectory": str(_DAEMON_HOME),
+            "UserName": DAEMON_USER,
+            "WorkingDirectory": str(DAEMON_HOME),
             "EnvironmentVariables": environment,
         }
     )

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from machd.settings.explain import value_text
 from machd.settings.keys import SettingKey, setting_keys, setting_sections
@@ -182,14 +183,32 @@ def settings_sources() -> SettingsSources:
 def model_argument(command: Callable[Args, Result]) -> Callable[Args, Result]:
     """Add the argument MODEL, another spelling of ``--model-path``; goes with settings_options."""
     argument = click.argument(
-        "model", metavar="[MODEL]", required=False, expose_value=False, callback=_keep_model
+        "model",
+        metavar="[MODEL]",
+        required=False,
+        expose_value=False,
+        callback=_keep_model,
+        shell_complete=_complete_path,
     )
     return argument(command)
 
 
 def models_argument(command: Callable[Args, Result]) -> Callable[Args, Result]:
     """Add the argument MODEL as ``models``: one, as :func:`model_argument` takes it, or with ``--fits`` several."""
-    return click.argument("models", metavar="[MODEL]...", nargs=-1, callback=_keep_models)(command)
+    return click.argument(
+        "models",
+        metavar="[MODEL]...",
+        nargs=-1,
+        callback=_keep_models,
+        shell_complete=_complete_path,
+    )(command)
+
+
+def _complete_path(
+    _ctx: click.Context, _param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Let the shell complete a MODEL as a path."""
+    return [CompletionItem(incomplete, type="file")]
 
 
 def _add_option(command: Callable[..., object], key: SettingKey) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from machd import __version__
+from machd.cli.first_start import fetch_default_model
 from machd.cli.options import SettingsCommand, model_argument, settings_options, settings_sources
 from machd.engine.ranks.joining import rank_place
 from machd.installed import command_name
@@ -45,6 +46,8 @@ def serve(loaded: LoadedSettings) -> None:
         return
     first: StartedEngine | None = None
     if not has_several_models(loaded.settings):
+        if place is None:
+            fetch_default_model(loaded, sources.environ)
         # The process imports for a second, while this one does the same.
         try:
             first = StartedEngine(ENGINE_COMMAND, loaded.settings.model_dump_json())

@@ -87,7 +87,8 @@ class ModelSettings(SettingsSection):
     )
     offline: Annotated[bool, Mark.RESTART] = Field(
         default=True,
-        description="Never download: a model that is not on this machine is then an error.",
+        description="Never download: a model that is not on this machine is then an error. Unless this is set, "
+        "`machd serve` without a model fetches the embedded default once, except as a service.",
     )
     max_context_tokens: Annotated[int | None, Mark.RESTART] = Field(
         default=None,

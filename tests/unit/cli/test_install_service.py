@@ -128,7 +128,43 @@ def test_a_strange_home_is_one_word_for_the_shell(home: Path, word: str) -> None
         environ.setenv("HOME", str(strange))
         result = _install("--user", "--platform", "macos")
     path = strange / "Library" / "LaunchAgents" / f"{LABEL}.plist"
-    assert _commands(result.output) == [["launchctl", "bootstrap", "gui/501", str(path)]]
+    assert _commands(result.output)[-1] == ["launchctl", "bootstrap", "gui/501", str(path)]
+
+
+@pytest.mark.parametrize("platform", ["linux", "macos"])
+@pytest.mark.parametrize("scope", ["--user", "--system"])
+def test_default_model_is_to_be_fetched_before_the_service_starts(
+    home: Path, machd: Path, monkeypatch: pytest.MonkeyPatch, scope: str, platform: str
+) -> None:
+    """A service fetches nothing: the command runs with the service's own cache, and before the start."""
+    assert home.is_dir()
+    monkeypatch.setattr(sys, "argv", [str(machd)])
+    monkeypatch.setattr("machd.engine.loading.embedded.locate", lambda _: None)
+    result = _install(scope, "--dry-run", "--platform", platform)
+    commands = _commands(result.stderr)
+    (pull,) = [one for one in commands if one[-3:] == [str(machd), "model", "pull"]]
+    assert (pull[0] == "sudo") == (scope == "--system")
+    starts = [one for one in commands if {"enable", "bootstrap"} & set(one)]
+    assert commands.index(pull) < commands.index(starts[0])
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_here"),
+    [("[model]\npath = '/srv/model'\n", False), ("", True)],
+    ids=["another", "here"],
+)
+def test_model_that_is_not_needed_or_is_here_is_not_fetched(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: str, *, is_here: bool
+) -> None:
+    """Only what the service would miss is named."""
+    assert home.is_dir()
+    config = tmp_path / "mine.toml"
+    config.write_text(settings)
+    found = tmp_path / "model.gguf" if is_here else None
+    monkeypatch.setattr("machd.engine.loading.embedded.locate", lambda _: found)
+    result = _install("--user", "--dry-run", "--config", "mine.toml", "--platform", "linux")
+    assert result.exit_code == 0, result.output
+    assert "model pull" not in result.stderr
 
 
 @pytest.mark.parametrize("platform", ["linux", "macos"])

