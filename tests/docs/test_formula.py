@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.clocks.polling import CEILING_S
-from support.programs.package_index import PackageIndex
+from support.programs.hashed_index import HashedIndex
 
 ROOT = Path(__file__).resolve().parents[2]
 REPOSITORY = "https://forge.test/machd"
@@ -24,7 +24,7 @@ _SYSTEM = re.compile(r"^  on_(\w+)( :or_newer)? do\n(.*?)^  end\n", re.MULTILINE
 class _Release:
     """A source archive, a requirements file and the index that has what it pins."""
 
-    def __init__(self, folder: Path, index: PackageIndex) -> None:
+    def __init__(self, folder: Path, index: HashedIndex) -> None:
         self.index = index
         self.folder = folder
         self.sdist = folder / "machd-1.2.0.tar.gz"
@@ -67,7 +67,7 @@ class _Release:
 @pytest.fixture(name="release")
 def _release(tmp_path: Path) -> Iterator[_Release]:
     (tmp_path / "wheels").mkdir()
-    with PackageIndex(tmp_path / "wheels") as index:
+    with HashedIndex(tmp_path / "wheels") as index:
         yield _Release(tmp_path, index)
 
 

@@ -145,6 +145,8 @@ def _checkout(tmp_path: Path) -> Path:
     shutil.copy2(ROOT / "scripts" / "release-notes", tmp_path / "scripts")
     (tmp_path / "daemon/machd/__init__.py").write_text('__version__ = "1.2.0"\n')
     (tmp_path / "native/pyproject.toml").write_text('[project]\nversion = "1.2.0"\n')
+    (tmp_path / "pyproject.toml").write_text('cpu = [\n  "machd-native==1.2.0; marker",\n]\n')
+    (tmp_path / "CITATION.cff").write_text("cff-version: 1.1.0\nversion: 1.2.0\n")
     (tmp_path / "CHANGELOG.md").write_text(
         "# Changelog\n\n## Unreleased\n\n- Later.\n\n## 1.2.0 - 2026-11-28\n\n### Added\n\n- This.\n\n"
         "## 1.2 - 2025-01-01\n\n- Older.\n"
@@ -171,11 +173,25 @@ def test_notes_are_the_versions_section_of_the_changelog(checkout: Path, version
         ("CHANGELOG.md", "## 1.2.0\n\n## 1.1.0\n\n- This.\n", ["v1.2.0"], "CHANGELOG.md"),
         ("CHANGELOG.md", "## 1.2.00\n\n- This.\n", ["v1.2.0"], "CHANGELOG.md"),
         ("daemon/machd/__init__.py", '__version__ = "1.1.0"\n', ["v1.2.0"], "1.1.0"),
+        ("daemon/machd/__init__.py", "", ["v1.2.0"], "no version"),
         ("native/pyproject.toml", 'version = "1.1.0"\n', ["v1.2.0"], "native/pyproject.toml"),
+        ("pyproject.toml", 'cpu = ["machd-native==1.1.0"]\n', ["v1.2.0"], "pyproject.toml"),
+        ("CITATION.cff", "version: 1.1.0\n", ["v1.2.0"], "CITATION.cff"),
         ("CHANGELOG.md", "", ["v1.2"], "v1.2"),
         ("CHANGELOG.md", "", [], "VERSION"),
     ],
-    ids=["unreleased", "empty", "another", "package", "kernels", "no version", "no argument"],
+    ids=[
+        "unreleased",
+        "empty",
+        "another",
+        "package",
+        "no package",
+        "kernels",
+        "extra",
+        "citation",
+        "none",
+        "no argument",
+    ],
 )
 def test_a_release_is_refused_where_versions_disagree(
     checkout: Path, file: str, text: str, arguments: list[str], named: str

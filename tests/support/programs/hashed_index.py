@@ -1,4 +1,4 @@
-"""A package index on loopback: folders of wheels behind the simple API, as pip and uv ask for it."""
+"""A package index on loopback whose links have hashes: a folder of empty wheels behind the simple API."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Self
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 
-class PackageIndex:
+class HashedIndex:
     """A context manager: inside it the wheels of a folder are served below ``url``."""
 
     def __init__(self, folder: Path) -> None:
