@@ -56,7 +56,7 @@ def test_names_in_an_example_exist(file: Path) -> None:
 
 def test_the_container_runs_a_command_of_machd() -> None:
     """The first argument of the pod's container, and of the image, is a command."""
-    image = (SCALE / "Containerfile").read_text("utf-8")
+    image = (SCALE.parents[1] / "Containerfile").read_text("utf-8")
     assert 'ENTRYPOINT ["machd"]\nCMD ["serve"]' in image
     assert _pod()["containers"][0]["args"][0] in command_line.list_commands(
         click.Context(command_line)
