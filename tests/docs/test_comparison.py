@@ -22,17 +22,12 @@ _REFERENCE = re.compile(r"\[[^\]]+\]\[([\w-]+)\]")
 _COMMIT = re.compile(r"\b[0-9a-f]{40}\b")
 
 
-class Run(msgspec.Struct):
-    """Of docs/speed.json, what the README's table shows of one run."""
-
-    tokens_per_s: dict[str, list[float]]
-
-
 class Speed(msgspec.Struct):
-    """Of docs/speed.json, what the README's table shows."""
+    """Content of docs/speed.json that the README's table shows."""
 
     streams: list[int]
-    runs: list[Run]
+    machd_tokens_per_s: list[float]
+    times_as_fast_as: dict[str, list[float]]
     versions: dict[str, str]
 
 
@@ -55,11 +50,6 @@ def table_below(heading: str, text: str) -> list[list[str]]:
     return [rows[0], *rows[2:]]
 
 
-def figure(number: float) -> str:
-    """A number as the tables show it: with one decimal below 100."""
-    return f"{number:g}" if number != int(number) or number >= 100 else f"{number:.1f}"
-
-
 def peer_cells() -> list[tuple[str, str, str]]:
     """Each cell of another server: its server, the feature, the cell. Rows of a title have none."""
     header, *rows = table_below("Feature by feature", COMPARE)
@@ -72,40 +62,37 @@ def peer_cells() -> list[tuple[str, str, str]]:
 
 
 def test_the_readme_shows_the_speed_that_the_chart_shows() -> None:
-    """Each figure of the README's table is one of docs/speed.json, in its order."""
+    """Each figure of the README's table is one of docs/speed.json, in its order and below its server."""
     speed = kept_speed()
-    columns = [figures for run in speed.runs for figures in run.tokens_per_s.values()]
-    shown = table_below("How fast", README)[1:]
+    header, *rows = table_below("How fast", README)
 
-    assert shown == [
-        [str(streams), *(figure(column[place]) for column in columns)]
-        for place, streams in enumerate(speed.streams)
+    assert header == [
+        "Streams",
+        "machd, tokens/s",
+        *(f"over {server}" for server in speed.times_as_fast_as),
+    ]
+    assert [[float(cell) for cell in row] for row in rows] == [
+        [float(streams), tokens_per_s, *ratios]
+        for streams, tokens_per_s, *ratios in zip(
+            speed.streams, speed.machd_tokens_per_s, *speed.times_as_fast_as.values(), strict=True
+        )
     ]
 
 
-def test_the_readme_names_the_servers_of_the_chart_in_its_order() -> None:
-    """A column of the README's table is that of the server whose figures it has."""
-    servers = [server for run in kept_speed().runs for server in run.tokens_per_s]
-    header = table_below("How fast", README)[0][1:]
-
-    assert [name.partition(",")[0] for name in header] == servers
-
-
 def test_the_chart_shows_figures_of_the_page_of_performance() -> None:
-    """Each figure and each version of docs/speed.json stands on the page that says how it was measured."""
+    """The rows of docs/speed.json stand on the page that says how they were measured, and its versions too."""
     page = (ROOT / "docs" / "internals" / "performance.md").read_text("utf-8")
     section = page.partition("## Beside other servers\n")[2].partition("\n## ")[0]
-    numbers = set(re.findall(r"\d+(?:\.\d+)?", section))
     speed = kept_speed()
+    rows = [
+        re.findall(r"\d+(?:\.\d+)?", line) for line in section.splitlines() if line.startswith("|")
+    ]
 
-    assert [
-        number
-        for run in speed.runs
-        for figures in run.tokens_per_s.values()
-        for number in figures
-        if figure(number) not in numbers
-    ] == []
-    assert {speed.versions["mlx_lm.server"], speed.versions["vllm-mlx"]} <= numbers | set(
+    for row in zip(
+        speed.streams, speed.machd_tokens_per_s, *speed.times_as_fast_as.values(), strict=True
+    ):
+        assert [float(one) for one in row] in [[float(one) for one in shown] for shown in rows]
+    assert {speed.versions["mlx_lm.server"], speed.versions["vllm-mlx"]} <= set(
         re.findall(r"\d+\.\d+\.\d+", section)
     )
 
