@@ -45,7 +45,7 @@ test-long: dev clients ## what is exhaustive: hours
 check: dev ## format, lint, types, layers, spelling, generated pages; then make test
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
-	.venv/bin/mypy daemon probes tests scripts/formula.py scripts/pip_settings.py docs/generate.py docs/request_fields.py docs/site_links.py docs/panels.py docs/log_events.py
+	.venv/bin/mypy daemon probes tests scripts/formula.py scripts/pip_settings.py docs/generate.py docs/request_fields.py docs/site_links.py docs/panels.py docs/log_events.py docs/speed_chart.py docs/man_page.py
 	.venv/bin/lint-imports --no-logo
 	.venv/bin/codespell
 	.venv/bin/python docs/generate.py --check

@@ -1,4 +1,4 @@
-"""Write docs/reference/, docs/man/, tables of docs/operating/, config/ and systemd/ from the code, or check that they are what the code says.
+"""Write docs/reference/, docs/man/, tables of docs/operating/, the chart of speed, config/ and systemd/, or check that they are what their sources say.
 
 Run it as ``python docs/generate.py [--check]``; ``make docs`` and ``make check`` do. The page of
 architectures comes from ``machd_probes/matrix.json``, which takes minutes to measure: ``--matrix`` does
@@ -27,6 +27,7 @@ from reference_tables import (
     settings_markdown,
 )
 from request_fields import request_fields_markdown
+from speed_chart import speed_chart_svg
 
 from machd import errors
 from machd.admin.endpoints import ADMIN_ENDPOINTS
@@ -112,6 +113,7 @@ def _pages() -> Iterator[tuple[Path, str]]:
         ("logs", "docs/log_events.py", log_events_markdown),
     ):
         yield _with_table(_ROOT / "docs" / "operating" / f"{name}.md", source, text())
+    yield _ROOT / "docs" / "assets" / "speed.svg", speed_chart_svg()
     yield _ROOT / "config" / "machd.toml", settings_example()
     yield _ROOT / "config" / "machd.schema.json", json.dumps(settings_schema(), indent=2) + "\n"
     yield _ROOT / "config" / "grafana" / "machd.json", dashboard_json()

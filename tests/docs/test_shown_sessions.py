@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -14,7 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 from support.clocks.polling import CEILING_S
 from support.daemon.serve_process import ServeProcess
-from support.programs.checkout import Checkout
+from support.programs.checkout import Checkout, text_on_terminal
 from support.programs.shown_sessions import Session, Terminal, fenced_blocks, is_as_shown, sessions
 
 from machd.user_directories import user_cache_directory
@@ -22,12 +23,21 @@ from machd.user_directories import user_cache_directory
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("systemd/*.md")])
 SHOWN = {page: [one for one in sessions(page) if one.not_run is None] for page in PAGES}
-SERVES = "make serve"
+MAKES = "make serve"
 """Runs until Ctrl-C, in a checkout and an environment of its own."""
+SERVES = "machd serve"
+"""Runs until Ctrl-C, where machd is on the path."""
+INSTALLS = "uv tool install "
+"""The README's first command. No test downloads packages: it has to be the line of the page that says how to install."""
 RUN = {
-    page: [one for one in shown if one.steps[0].command != SERVES] for page, shown in SHOWN.items()
+    page: [
+        one
+        for one in shown
+        if one.steps[0].command not in {MAKES, SERVES}
+        and not (page.name == "README.md" and one.steps[0].command.startswith(INSTALLS))
+    ]
+    for page, shown in SHOWN.items()
 }
-SERVED = [(page, one) for page, shown in SHOWN.items() for one in shown if one not in RUN[page]]
 PAGES_WITH_SESSIONS = [page for page, run in RUN.items() if run]
 
 
@@ -95,21 +105,81 @@ def test_a_pages_commands_answer_as_it_shows(page: Path, terminal: Terminal) -> 
                 assert status == 0, f"{where}{output}"
 
 
-def test_make_serve_shows_what_the_pages_show(tmp_path: Path, embedded_model_path: Path) -> None:
-    """From a fresh checkout to the last line of the banner, on a terminal; the README begins with it."""
+def test_make_serve_shows_what_the_start_page_shows(
+    tmp_path: Path, embedded_model_path: Path
+) -> None:
+    """From a fresh checkout to the last line of the banner, on a terminal."""
     assert embedded_model_path.is_file()
-    shown = Checkout(ROOT, tmp_path).on_terminal(
+    shown = Checkout(ROOT, tmp_path).on_terminal(MAKES, "stops.", **served_variables())
+
+    assert_shown_where_it_begins(MAKES, {"start.md"}, shown)
+
+
+def test_machd_serve_shows_what_the_readme_shows(tmp_path: Path, embedded_model_path: Path) -> None:
+    """An installed machd prints the banner of the README, on a terminal."""
+    assert embedded_model_path.is_file()
+    outer = {name: one for name, one in os.environ.items() if not name.startswith("LME_")}
+    path = f"{Path(sys.executable).parent}:{outer.get('PATH', '')}"
+    shown = text_on_terminal(
         SERVES,
         "stops.",
-        XDG_CACHE_HOME=str(user_cache_directory(os.environ)),
-        LME_SERVER_PORT="0",
-        LME_ADMIN_LISTEN="127.0.0.1:0",
+        folder=tmp_path,
+        environ={**outer, "PATH": path, **served_variables()},
     )
 
-    assert {page.name for page, _ in SERVED} == {"README.md", "start.md"}
-    for page, session in SERVED:
-        (step,) = session.steps
-        assert is_as_shown(step.shown, shown), f"{name_of(page)}:{session.line}\n{shown}"
+    assert_shown_where_it_begins(SERVES, {"README.md"}, shown)
+
+
+def served_variables() -> dict[str, str]:
+    """What a daemon gets that takes free ports, and the cache with the default model."""
+    return {
+        "XDG_CACHE_HOME": str(user_cache_directory(os.environ)),
+        "LME_SERVER_PORT": "0",
+        "LME_ADMIN_LISTEN": "127.0.0.1:0",
+    }
+
+
+def assert_shown_where_it_begins(command: str, pages: set[str], output: str) -> None:
+    """Assert that the pages with a block of this command are those, and show this output."""
+    served = [
+        (page, one.steps[0], one.line)
+        for page, shown in SHOWN.items()
+        for one in shown
+        if one.steps[0].command == command
+    ]
+    assert {page.name for page, _, _ in served} == pages
+    for page, step, line in served:
+        assert is_as_shown(step.shown, output), f"{name_of(page)}:{line}\n{output}"
+
+
+def test_the_readme_installs_with_a_line_of_the_install_page() -> None:
+    """The README's line to install is on the page that explains it, with an extra that the package has."""
+    (line,) = [
+        step.command
+        for one in SHOWN[ROOT / "README.md"]
+        for step in one.steps
+        if step.command.startswith(INSTALLS)
+    ]
+    explained = {
+        step.command
+        for one in sessions(ROOT / "docs" / "operating" / "install.md")
+        for step in one.steps
+    }
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    named = re.fullmatch(r'uv tool install "([\w-]+)\[([\w-]+)\]"', line)
+
+    assert line in explained
+    assert named is not None
+    assert named[1] == project["name"]
+    assert named[2] in project["optional-dependencies"]
+
+
+def test_every_block_of_the_readme_is_run() -> None:
+    """No block of the README is left out: each is run, but for the line to install."""
+    blocks = list(sessions(ROOT / "README.md"))
+
+    assert [one.line for one in blocks if one.not_run is not None] == []
+    assert len(blocks) - len(RUN[ROOT / "README.md"]) == len([INSTALLS, SERVES])
 
 
 @pytest.mark.parametrize("page", PAGES_WITH_SESSIONS, ids=name_of)

@@ -13,6 +13,7 @@ import struct
 import subprocess
 import sys
 import termios
+from collections.abc import Mapping
 from pathlib import Path
 
 from support.clocks.polling import CEILING_S
@@ -79,44 +80,58 @@ class Checkout:
         return dict(line.partition("=")[::2] for line in lines)
 
     def on_terminal(self, command: str, last_line: str, **variables: str) -> str:
-        """Run a command on a terminal of 100 columns, end it with Ctrl-C after a line, and return the text up to it.
+        """Run a command in the checkout on a terminal up to a line, as ``text_on_terminal`` does.
 
         The current machd is not on the path, as in a fresh clone.
         """
         programs = self._variables["PATH"].partition(":")[0]
-        leader, follower = pty.openpty()
-        fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 60, 100, 0, 0))
         python_path = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
-        process = subprocess.Popen(
-            ["bash", "-c", command],
-            cwd=self.folder,
-            env={
-                **self._variables,
-                **python_path,
-                "PATH": f"{programs}:/usr/bin:/bin",
-                "PYTHON": sys.executable,
-                "TERM": "dumb",
-                **variables,
-            },
-            stdin=follower,
-            stdout=follower,
-            stderr=follower,
-            start_new_session=True,
-        )
-        os.close(follower)
-        text = ""
-        try:
-            while last_line not in text and (piece := _read(leader)):
-                text += piece
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGINT)
-            while _read(leader):
-                pass
-            process.wait(CEILING_S)
-            os.close(leader)
-        assert last_line in text, text
-        return text[: text.index(last_line) + len(last_line)]
+        environ = {
+            **self._variables,
+            **python_path,
+            "PATH": f"{programs}:/usr/bin:/bin",
+            "PYTHON": sys.executable,
+            **variables,
+        }
+        return text_on_terminal(command, last_line, folder=self.folder, environ=environ)
+
+
+def text_on_terminal(
+    command: str, last_line: str, *, folder: Path, environ: Mapping[str, str]
+) -> str:
+    """Run a command on a terminal of 100 columns, end it with Ctrl-C after a line, and return the text up to it.
+
+    Args:
+        command: What bash runs.
+        last_line: The end of the text that is waited for.
+        folder: Where the command begins.
+        environ: Every variable that it gets, but for ``TERM``.
+    """
+    leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 60, 100, 0, 0))
+    process = subprocess.Popen(
+        ["bash", "-c", command],
+        cwd=folder,
+        env={**environ, "TERM": "dumb"},
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+        start_new_session=True,
+    )
+    os.close(follower)
+    text = ""
+    try:
+        while last_line not in text and (piece := _read(leader)):
+            text += piece
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGINT)
+        while _read(leader):
+            pass
+        process.wait(CEILING_S)
+        os.close(leader)
+    assert last_line in text, text
+    return text[: text.index(last_line) + len(last_line)]
 
 
 def _read(leader: int) -> str:
