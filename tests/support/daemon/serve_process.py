@@ -18,6 +18,7 @@ import psutil
 
 from support.clocks.polling import CEILING_S
 from support.daemon.daemon_reports import reported
+from support.daemon.forked_programs import ForkedProgram
 
 
 class ServeProcess:
@@ -70,7 +71,7 @@ class ServeProcess:
     @contextmanager
     def started(self) -> Iterator[Self]:
         """Start without waiting for the model."""
-        self.process = subprocess.Popen(
+        self.process = ForkedProgram(
             self._command, env=self._environ, stderr=subprocess.PIPE, text=True
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
