@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import fcntl
 import functools
 import gc
 import importlib
 import json
 import os
+import resource
 import socket
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,6 +31,7 @@ from support import module_command
 _PROGRAMS = {
     "machd": "machd.cli.main",
     "machd.cli.engine": "machd.cli.engine",
+    "machd_probes.worker": "machd_probes.worker",
     "support.daemon.engine_child": "support.daemon.engine_child",
     "support.daemon.encoder_child": "support.daemon.encoder_child",
 }
@@ -53,6 +57,8 @@ _LIBRARIES_OF_MLX = (
 )
 """What the programs import when they need it. No thread runs before an array is computed."""
 
+_FORKS = sys.platform == "linux"
+
 _SET_CHILD_SUBREAPER, _SET_NAME = 36, 15  # linux/prctl.h
 _MAX_ORDER_BYTES = 1 << 20
 
@@ -60,7 +66,16 @@ _MAX_ORDER_BYTES = 1 << 20
 class ForkedProgram(subprocess.Popen[Any]):
     """``subprocess.Popen``, which forks where it can."""
 
-    def _execute_child(self, args: Any, *others: Any) -> None:  # type: ignore[misc]  # noqa: ANN401 - of subprocess
+    def __init__(
+        self, command: Any, *others: Any, max_file_bytes: int | None = None, **options: Any
+    ) -> None:
+        """Start a program, which can write no file larger than ``max_file_bytes``."""
+        self._max_file_bytes = max_file_bytes
+        if max_file_bytes is not None and not _FORKS:
+            options["preexec_fn"] = lambda: _limit_files(max_file_bytes)
+        super().__init__(command, *others, **options)
+
+    def _execute_child(self, args: Any, *others: Any) -> None:  # type: ignore[misc]
         # As of Python 3.11 to 3.14: preexec_fn, pass_fds, cwd, env, shell; then three pipes, each with both its ends.
         _, preexec_fn, _, pass_fds, cwd, env, _, _, shell, *rest = others
         pipes, starts_session = rest[:6], bool(rest[11])
@@ -74,6 +89,7 @@ class ForkedProgram(subprocess.Popen[Any]):
         order |= {
             "folder": os.fspath(cwd or Path.cwd()),
             "starts_session": starts_session,
+            "max_file_bytes": self._max_file_bytes,
             "numbers": [0, 1, 2, *pass_fds],
         }
         parent = _inherited or _started_parent(order.pop("kind"))
@@ -82,9 +98,9 @@ class ForkedProgram(subprocess.Popen[Any]):
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
 
 
-def _order(arguments: Any, environ: Mapping[str, str] | None) -> dict[str, Any] | None:  # noqa: ANN401
+def _order(arguments: Any, environ: Mapping[str, str] | None) -> dict[str, Any] | None:
     """Return what the parent has to know of a command that it can become, else None."""
-    if not isinstance(arguments, Sequence) or sys.platform != "linux":
+    if not isinstance(arguments, Sequence) or not _FORKS:
         return None
     command = list(map(os.fspath, arguments))
     if command[:1] != [sys.executable] or any("engine-blas" in one for one in command):
@@ -166,7 +182,7 @@ def _started_parent(kind: str) -> _Parent:
     return parent
 
 
-def _prctl(option: int, value: Any) -> None:  # noqa: ANN401 - a number or a text
+def _prctl(option: int, value: Any) -> None:
     ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
@@ -194,6 +210,7 @@ def _serve(channel: socket.socket) -> None:
             channel.sendall((0).to_bytes(4))
         else:
             if between == 0:
+                between = os.getpid()
                 process_id = os.fork()
                 if process_id:
                     os.write(write_end, process_id.to_bytes(4))
@@ -201,6 +218,8 @@ def _serve(channel: socket.socket) -> None:
                 os.close(read_end)
                 os.close(write_end)
                 channel.close()
+                while os.getppid() == between:  # a program remembers its parent, and ends with it
+                    time.sleep(0.001)
                 _become(order, descriptors)
             os.waitpid(between, 0)
             channel.sendall(os.read(read_end, 4) or (0).to_bytes(4))
@@ -223,6 +242,8 @@ def _become(order: dict[str, Any], descriptors: Sequence[int]) -> NoReturn:
         os.close(one)
     if order["starts_session"]:
         os.setsid()
+    if order["max_file_bytes"] is not None:
+        _limit_files(order["max_file_bytes"])
     os.environ.clear()
     os.environ.update(order["environ"])
     os.chdir(order["folder"])
@@ -235,9 +256,12 @@ def _become(order: dict[str, Any], descriptors: Sequence[int]) -> NoReturn:
     os._exit(code)
 
 
-def _moved_up(descriptor: int) -> int:
-    import fcntl  # noqa: PLC0415 - of POSIX
+def _limit_files(max_file_bytes: int) -> None:
+    # Python ignores SIGXFSZ, so that what is too long is an error, as on a full disk.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (max_file_bytes, max_file_bytes))
 
+
+def _moved_up(descriptor: int) -> int:
     return fcntl.fcntl(descriptor, fcntl.F_DUPFD, 512)
 
 
@@ -266,8 +290,8 @@ def _run_main(module: str) -> int:
     except BaseException:  # noqa: BLE001 - as the interpreter
         traceback.print_exc()
         code = 1
-    threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - as the interpreter
-    atexit._run_exitfuncs()  # noqa: SLF001
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     return code & 0xFF
