@@ -60,7 +60,7 @@ _LIBRARIES_OF_MLX = (
 _FORKS = sys.platform == "linux"
 
 _SET_CHILD_SUBREAPER, _SET_NAME = 36, 15  # linux/prctl.h
-_MAX_ORDER_BYTES = 1 << 20
+_MAX_DESCRIPTORS = 64
 
 
 class ForkedProgram(subprocess.Popen[Any]):
@@ -198,34 +198,43 @@ def _received(channel: socket.socket, count: int) -> bytes:
 def _serve(channel: socket.socket) -> None:
     """Fork a program an order, until the other end is closed."""
     while True:
-        first, descriptors, _, _ = socket.recv_fds(channel, 4, 64)
+        first, descriptors, _, _ = socket.recv_fds(channel, 4, _MAX_DESCRIPTORS)
         if not first:
             return
         order = json.loads(_received(channel, int.from_bytes(first)))
-        read_end, write_end = os.pipe()
         try:
-            between = os.fork()
+            process_id = _fork(channel, order, descriptors)
         except OSError:
-            between = 0
-            channel.sendall((0).to_bytes(4))
-        else:
-            if between == 0:
-                between = os.getpid()
-                process_id = os.fork()
-                if process_id:
-                    os.write(write_end, process_id.to_bytes(4))
-                    os._exit(0)
-                os.close(read_end)
-                os.close(write_end)
-                channel.close()
-                while os.getppid() == between:  # a program remembers its parent, and ends with it
-                    time.sleep(0.001)
-                _become(order, descriptors)
-            os.waitpid(between, 0)
-            channel.sendall(os.read(read_end, 4) or (0).to_bytes(4))
-        finally:
-            for one in (read_end, write_end, *descriptors):
-                os.close(one)
+            process_id = 0
+        channel.sendall(process_id.to_bytes(4))
+        for one in descriptors:
+            os.close(one)
+
+
+def _fork(channel: socket.socket, order: dict[str, Any], descriptors: Sequence[int]) -> int:
+    """Fork a program through a process that ends at once, so that it is adopted; returns its id.
+
+    Raises:
+        OSError: The system has no room for one.
+    """
+    read_end, write_end = os.pipe()
+    between = os.fork()
+    if between == 0:
+        between = os.getpid()
+        process_id = os.fork()
+        if process_id:
+            os.write(write_end, process_id.to_bytes(4))
+            os._exit(0)
+        for one in (read_end, write_end):
+            os.close(one)
+        channel.close()
+        while os.getppid() == between:  # a program remembers its parent, and ends with it
+            time.sleep(0.001)
+        _become(order, descriptors)
+    os.waitpid(between, 0)
+    os.close(write_end)
+    with open(read_end, "rb") as told:
+        return int.from_bytes(told.read(4))
 
 
 def _become(order: dict[str, Any], descriptors: Sequence[int]) -> NoReturn:
