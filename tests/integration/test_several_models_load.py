@@ -309,7 +309,7 @@ def test_no_answer_is_cut_and_each_is_its_models_own(
 
 
 @pytest.mark.usefixtures("embedded_model_path")
-@pytest.mark.parametrize("duration_s", [30.0, pytest.param(300.0, marks=pytest.mark.long)])
+@pytest.mark.parametrize("duration_s", [12.0, pytest.param(300.0, marks=pytest.mark.long)])
 def test_no_model_waits_longer_than_a_turn_and_one_load_of_another(
     config_of: Mapping[str, Path], duration_s: float
 ) -> None:

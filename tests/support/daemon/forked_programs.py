@@ -1,7 +1,7 @@
 """Programs of machd at the cost of a fork: importing what they need takes seconds of processor time each.
 
 :class:`ForkedProgram` is ``subprocess.Popen`` for commands like ``python -m machd``. A parent process has imported their
-libraries, has no thread and has loaded no mlx; it forks a child, which becomes a child of the caller. What the parent
+libraries, has no thread and has computed nothing; it forks a child, which becomes a child of the caller. What a fork
 cannot do as an interpreter would is started as ever: another interpreter, other variables of Python's or of libraries.
 """
 
@@ -75,15 +75,17 @@ class ForkedProgram(subprocess.Popen[Any]):
             options["preexec_fn"] = lambda: _limit_files(max_file_bytes)
         super().__init__(command, *others, **options)
 
-    def _execute_child(self, args: Any, *others: Any) -> None:  # type: ignore[misc]
+    def _execute_child(self, args: Any, *others: Any) -> None:
         # As of Python 3.11 to 3.14: preexec_fn, pass_fds, cwd, env, shell; then three pipes, each with both its ends.
         _, preexec_fn, _, pass_fds, cwd, env, _, _, shell, *rest = others
         pipes, starts_session = rest[:6], bool(rest[11])
         given = [pipes[0], pipes[3], pipes[5]]
         streams = [number if one == -1 else one for number, one in enumerate(given)]
-        is_plain = not (preexec_fn or shell or any(map(os.isatty, streams)))
+        has_group = rest[12] != -1
+        is_plain = not (preexec_fn or shell or has_group or any(map(os.isatty, streams)))
         order = _order(args, env) if is_plain else None
         if order is None:
+            assert self._max_file_bytes is None or preexec_fn, "nothing else has the limit"
             super()._execute_child(args, *others)  # type: ignore[misc]
             return
         order |= {
@@ -114,7 +116,7 @@ def _order(arguments: Any, environ: Mapping[str, str] | None) -> dict[str, Any] 
         else:
             continue
         variables = dict(os.environ if environ is None else environ)
-        kind = "model" if rest[:1] == ["model"] else "any"
+        kind = "model" if rest[:1] == ["model"] and _inherited is None else "any"
         if _read_at_import(variables, kind) != _read_at_import(_FIRST_ENVIRON, kind):
             return None
         return {"kind": kind, "module": place, "arguments": [module, *rest], "environ": variables}
@@ -130,7 +132,7 @@ _FIRST_ENVIRON = dict(os.environ)
 
 
 class _Parent:
-    """This process's end of a parent of programs."""
+    """A parent of programs, as this process sees it."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
@@ -233,7 +235,7 @@ def _fork(channel: socket.socket, order: dict[str, Any], descriptors: Sequence[i
         _become(order, descriptors)
     os.waitpid(between, 0)
     os.close(write_end)
-    with open(read_end, "rb") as told:
+    with os.fdopen(read_end, "rb") as told:
         return int.from_bytes(told.read(4))
 
 
@@ -286,7 +288,7 @@ def _have_parent() -> None:
         os._exit(0)
     other.close()
     _inherited = _Parent(channel)
-    subprocess.Popen = ForkedProgram  # type: ignore[misc]
+    vars(subprocess)["Popen"] = ForkedProgram
 
 
 def _run_main(module: str) -> int:
