@@ -7,15 +7,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import psutil
 import pytest
 from support.checkpoints.adapters import mlx_lm_config, mlx_lm_tensors, random_adapter, write_mlx_lm
 from support.clients.cached_answers import Answer, Asked, ask, ask_streamed
+from support.daemon.engine_processes import engines_of
 from support.daemon.serve_process import ServeProcess
 
 from machd.engine.adapters.low_rank import BaseLayer
 
-_PROGRAM = "machd.cli.engine"
 _BASE = {
     f"model.layers.{layer}.self_attn.{name}": BaseLayer(576, 576, heads=9)
     for layer in range(30)
@@ -84,6 +83,5 @@ def _kill_at(requests: int, kills: int) -> set[int]:
 
 
 def _kill_engine(daemon: ServeProcess) -> None:
-    for child in psutil.Process(daemon.process.pid).children():
-        if _PROGRAM in child.cmdline():
-            child.kill()
+    for engine in engines_of(daemon.process.pid):
+        engine.kill()

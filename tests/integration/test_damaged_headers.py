@@ -11,7 +11,7 @@ from support import module_command
 from support.checkpoints.damaged_headers import FORMATS
 from support.clocks.polling import CEILING_S
 
-_SHORT = {"gguf": "90", "gguf_keys": "60", "safetensors": "40", "config": "80"}
+_SHORT = {"gguf": "45", "gguf_keys": "30", "safetensors": "20", "config": "40"}
 _SEED = "4211"
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from support.clocks.polling import CEILING_S, wait_until
+from support.daemon.forked_programs import ForkedProgram
 from support.daemon.loopback_hub import COMMIT, LoopbackHub
 
 from machd.engine.loading.hub_cache import download_lock
@@ -47,7 +48,7 @@ class _Machine:
         self.partials = self.repository / "blobs"
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
+        return ForkedProgram(
             [sys.executable, "-m", "machd", "model", *arguments],
             env=self.environ,
             stdin=subprocess.DEVNULL,
@@ -245,10 +246,11 @@ def test_two_processes_fetch_a_model_once(hub: LoopbackHub, machine: _Machine) -
     wait_until(lambda: machine.partial_bytes() > 0, "the first fetches")
     second = machine.start("pull", _MODEL)
     assert "is being fetched" in machine.run("remove", _MODEL, "--yes", exit_code=1)
+    assert second.stderr is not None
+    assert "another process fetches org/name; waiting for it" in second.stderr.readline()
     hub.bytes_per_s = None
     said = [process.communicate(timeout=CEILING_S)[1] for process in (first, second)]
     assert (first.returncode, second.returncode) == (0, 0), said
-    assert "another process fetches org/name; waiting for it" in said[1]
     assert _ranges(hub) == [0]
 
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -273,8 +274,20 @@ def _focus(page: Page, role: Any, name: str) -> None:
     pytest.fail(f"Tab does not reach {name}")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_view_is_accessible(operated: _Operated, open_page: Open, scheme: str) -> None:
+_WINDOWS = (("light", 400), ("dark", 1280))
+"""One of each scheme and of each width; the others are long."""
+
+
+@pytest.mark.parametrize(
+    ("scheme", "width"),
+    [
+        pytest.param(*window, marks=[] if window in _WINDOWS else pytest.mark.long)
+        for window in product(("light", "dark"), (400, 1280))
+    ],
+)
+def test_every_view_is_accessible(
+    operated: _Operated, open_page: Open, scheme: str, width: int
+) -> None:
     """axe-core finds nothing, at work and with a question open; a narrow page is no wider than its window."""
     answers = [operated.ask("alpha") for _ in range(3)]
     page = open_page(is_dark=scheme == "dark")
@@ -282,15 +295,12 @@ def test_every_view_is_accessible(operated: _Operated, open_page: Open, scheme: 
     expect(page.get_by_role("dialog")).to_be_visible()
     assert violations(page) == []
     page.keyboard.press("Escape")
+    page.set_viewport_size({"width": width, "height": 800})
     for view in _VIEWS:
         _tab(page, view.title())
         expect(page.get_by_role("heading", level=2).first).to_be_visible()
         assert violations(page) == [], view
-    page.set_viewport_size({"width": 400, "height": 800})
-    for view in _VIEWS:
-        _tab(page, view.title())
-        assert violations(page) == [], view
-        assert page.evaluate("document.documentElement.scrollWidth") <= 400, view
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, view
     assert not all(one.done() for one in answers)
     operated.end_requests()
 
@@ -412,7 +422,7 @@ def test_log_follows_what_happens_and_is_filtered_by_level(
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("watched_s", [15, pytest.param(600, marks=pytest.mark.long)])
+@pytest.mark.parametrize("watched_s", [2, pytest.param(600, marks=pytest.mark.long)])
 def test_page_that_is_watched_holds_no_more_than_at_first(
     operated: _Operated, open_page: Open, watched_s: int
 ) -> None:

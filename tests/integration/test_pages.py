@@ -10,6 +10,7 @@ import httpx
 import pytest
 from support.browser.browser import opened_browser, opened_page
 from support.daemon.operated_process import OperatedProcess, operated_process
+from support.daemon.running_daemon import RunningDaemon
 from support.daemon.serve_process import ServeProcess
 
 from machd.console.files import FILES, read_files
@@ -101,14 +102,14 @@ def test_a_foreign_name_that_points_here_gets_nothing(server: ServeProcess) -> N
 
 def test_a_foreign_name_is_not_trusted_where_every_host_is_allowed() -> None:
     """``*`` takes any host, but makes none of them machd's own page."""
-    with ServeProcess("--http-allowed-hosts", "*") as server:
+    with RunningDaemon(flags={"http.allowed_hosts": ["*"]}) as server:
         headers = {"Host": "evil.example", "Origin": "http://evil.example"}
         assert httpx.get(f"{server.url}/v1/models", headers=headers).status_code == 403
 
 
 def test_the_public_page_can_be_left_out() -> None:
     """Then browsers get what programs get, and pages of the same host are refused as all others."""
-    with ServeProcess("--no-console-public") as server:
+    with RunningDaemon(flags={"console.public": False}) as server:
         assert httpx.get(server.url, headers=_BROWSER).json()["server"] == "machd"
         assert httpx.get(f"{server.url}/console/shared/base.css").status_code == 404
         own = {"Origin": server.url}

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -476,8 +477,17 @@ def test_everything_is_reached_by_keyboard(playground: Playground) -> None:
         assert any(name in one for one in reached), name
 
 
-@pytest.mark.parametrize("is_dark", [False, True])
-@pytest.mark.parametrize("width", [400, 1280, 3840])
+_SCREENS = ((400, False), (1280, True))
+"""One of each layout and of each scheme; the others are long."""
+
+
+@pytest.mark.parametrize(
+    ("width", "is_dark"),
+    [
+        pytest.param(*screen, marks=[] if screen in _SCREENS else pytest.mark.long)
+        for screen in product((400, 1280, 3840), (False, True))
+    ],
+)
 def test_page_is_accessible(
     browser: Browser, daemon: RunningDaemon, width: int, *, is_dark: bool
 ) -> None:

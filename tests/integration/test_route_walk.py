@@ -278,9 +278,10 @@ def test_what_clients_type_is_never_logged(key_file: Path) -> None:
         ):
             statuses = [
                 client.request(method, path, json=body).status_code
-                for body in _canary_bodies()
+                for number, body in enumerate(_canary_bodies())
                 for path, methods in _routes()
                 for method in sorted(methods)
+                if method == "POST" or not number  # the other methods read no body
             ]
             for method in METHODS:
                 client.request(method, f"/{CANARY}?{CANARY}={CANARY}")

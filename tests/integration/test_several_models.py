@@ -65,7 +65,7 @@ def test_damaged_files_are_refused_before_a_process_has_imported_mlx(tmp_path: P
     (damaged / "model.safetensors").write_bytes(b"\xff" * 8)
     config = tmp_path / "machd.toml"
     config.write_text(f'[models.damaged]\npath = "{damaged}"\n')
-    with ServeProcess("--config", str(config)) as daemon:
+    with ServeProcess("--config", str(config), is_forked=False) as daemon:
         answer = httpx.post(
             f"{daemon.url}/v1/completions",
             json={"model": "damaged", "prompt": "x"},

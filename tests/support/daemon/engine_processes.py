@@ -6,6 +6,8 @@ from contextlib import suppress
 
 import psutil
 
+from support.daemon.forked_programs import FORKED_ENGINE_NAME
+
 _PROGRAM = "machd.cli.engine"
 
 
@@ -23,6 +25,6 @@ def engines_of(process_id: int) -> list[psutil.Process]:
     found = list[psutil.Process]()
     for one in psutil.Process(process_id).children():
         with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-            if _PROGRAM in one.cmdline():
+            if one.name() == FORKED_ENGINE_NAME or _PROGRAM in one.cmdline():
                 found.append(one)
     return found

@@ -18,6 +18,7 @@ import psutil
 
 from support.clocks.polling import CEILING_S
 from support.daemon.daemon_reports import reported
+from support.daemon.forked_programs import ForkedProgram
 
 
 class ServeProcess:
@@ -29,6 +30,7 @@ class ServeProcess:
         environ: Mapping[str, str] | None = None,
         ulimit: str | None = None,
         program: Sequence[str] = (sys.executable, "-m", "machd"),
+        is_forked: bool = True,
     ) -> None:
         """Prepare ``machd serve`` with more arguments and variables.
 
@@ -37,6 +39,7 @@ class ServeProcess:
             environ: Added to this process's variables.
             ulimit: A limit for the process, as the shell's ``ulimit`` takes it: ``-n 256``.
             program: The command that is machd.
+            is_forked: Start it at the cost of a fork, where that can be done; else as a shell does.
         """
         limited = ["sh", "-c", f'ulimit {ulimit}; exec "$@"', "sh"] if ulimit else []
         self._command = [
@@ -44,6 +47,7 @@ class ServeProcess:
             *program, "serve", "--port", "0", "--admin-listen", "127.0.0.1:0",
             "--logging-format", "json", *arguments,
         ]  # fmt: skip
+        self._popen = ForkedProgram if is_forked else subprocess.Popen
         self._environ = {**_clean_environ(), **(environ or {})}
         self._lines: queue.Queue[dict[str, object] | None] = queue.Queue()
         self.events: list[dict[str, object]] = []
@@ -70,7 +74,7 @@ class ServeProcess:
     @contextmanager
     def started(self) -> Iterator[Self]:
         """Start without waiting for the model."""
-        self.process = subprocess.Popen(
+        self.process = self._popen(
             self._command, env=self._environ, stderr=subprocess.PIPE, text=True
         )
         self._reader = threading.Thread(target=self._read, daemon=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 
 import mlx.core as mx
@@ -15,6 +16,8 @@ class PlainLogits:
 
     def __init__(self, directory: Path, adapter: Path | None = None) -> None:
         """Load it, with one of mlx-lm's adapters or none."""
+        # Continuations of one text share their beginnings.
+        self._logprobs = lru_cache(maxsize=64)(self.logprobs)
         loaded = load(str(directory), adapter_path=None if adapter is None else str(adapter))
         self._model, self._tokenizer = loaded[0], loaded[1]
 
@@ -27,7 +30,7 @@ class PlainLogits:
         """Return the probability of a continuation behind a text."""
         token_ids, logprob = self.tokens(text), 0.0
         for token in self.tokens(continuation):
-            logprob += self.logprobs(token_ids)[token]
+            logprob += self._logprobs(tuple(token_ids))[token]
             token_ids = [*token_ids, token]
         return math.exp(logprob)
 

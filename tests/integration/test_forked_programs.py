@@ -1,0 +1,68 @@
+"""Programs that tests fork are what a shell starts."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from support.clocks.polling import CEILING_S
+from support.daemon.forked_programs import ForkedProgram
+
+_MACHD = (sys.executable, "-m", "machd")
+
+
+def _started(kind: type[subprocess.Popen[str]], folder: Path, *arguments: str) -> object:
+    """Run a command; returns its exit code and all that it wrote."""
+    with kind(
+        [*_MACHD, *arguments],
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        out, errors = process.communicate(timeout=CEILING_S)
+    return process.returncode, out, errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [(["config", "check", "machd.toml"], 0), (["config", "check", "absent.toml", "--json"], 2)],
+)
+def test_forked_command_ends_and_writes_as_a_started_one(
+    tmp_path: Path, arguments: list[str], code: int
+) -> None:
+    """Exit code, both streams and the working directory are the same."""
+    (tmp_path / "machd.toml").write_text("[limits]\nmax_n = 3\n")
+    forked = _started(ForkedProgram, tmp_path, *arguments)
+    assert forked == _started(subprocess.Popen, tmp_path, *arguments)
+    assert isinstance(forked, tuple)
+    assert forked[0] == code
+
+
+def test_forked_program_is_its_callers_child(tmp_path: Path) -> None:
+    """It has another command line than its own, its caller is its parent, and a signal's number is its exit code."""
+    with ForkedProgram(
+        [*_MACHD, "serve", "--port", "0", "--admin-listen", "off"],
+        cwd=tmp_path,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        seen = psutil.Process(process.pid)
+        assert seen.ppid() == psutil.Process().pid
+        assert "serve" not in seen.cmdline()
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_program_with_other_variables_of_the_interpreter_is_started() -> None:
+    """What Python reads once cannot be changed in a fork."""
+    with ForkedProgram(
+        [*_MACHD, "--version"], env={"PYTHONHASHSEED": "7"}, stdout=subprocess.PIPE
+    ) as process:
+        assert "--version" in psutil.Process(process.pid).cmdline()
+        process.communicate(timeout=CEILING_S)
+    assert process.returncode == 0
