@@ -181,7 +181,10 @@ def test_comments_tell_progress_during_prefill(
 ) -> None:
     """They come by the clock, with tokens of the prompt and the time left, and grow."""
     answer = httpx.post(daemon.url + path, json=body | {"stream": True}, timeout=CEILING_S)
-    assert b"yes" in answer.content or b'"y"' in answer.content
+    texts = re.findall(rb'"(?:text|content|delta)":"([^"]*)"', answer.content)
+    assert b"yes" in b"".join(texts), (
+        "in how many pieces it comes depends on how busy the machine is"
+    )
     found = [(int(done), int(total)) for done, total in _COMMENT.findall(answer.content)]
     assert len(found) > 4
     assert found == sorted(found)

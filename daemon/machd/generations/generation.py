@@ -189,11 +189,16 @@ class Generation:
         count = self._choices_per_prompt
         return sum(
             max(
-                prompt_tokens if one.has_begun else running.get(one.sequence_id, 0)
+                prompt_tokens if one.has_begun else self._prefilled_tokens(one, running)
                 for one in choices[number * count : (number + 1) * count]
             )
             for number, prompt_tokens in enumerate(self._tokens_of_prompts)
         )
+
+    @staticmethod
+    def _prefilled_tokens(choice: Choice, running: Mapping[str, int]) -> int:
+        """The count of a snapshot, which may come before the event that says what of it was cached."""
+        return 0 if choice.diagnosis is None else running.get(choice.sequence_id, 0)
 
     def counts_of(self, sequence_id: str) -> SequenceCounts:
         """Return the tokens of one of its sequences."""
