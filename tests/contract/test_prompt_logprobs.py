@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.engines.fake_engine import FakeEngine
+from support.every_run import sampled
 
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.step import (
@@ -117,7 +118,7 @@ def test_prompt_logprobs_are_of_every_token_but_the_first(engine: Engine) -> Non
         assert (one.rank == 1) == (one.logprob == top[0])
 
 
-@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.long), 7, 128, 129])
+@pytest.mark.parametrize("size", sampled([1, 7, 128, 129], [7, 129]))
 def test_prompt_logprobs_do_not_depend_on_chunks(engine: Engine, size: int) -> None:
     """A prompt in pieces has the log-probabilities of the whole one."""
     prompt = prompt_of(engine)[:140]

@@ -112,7 +112,13 @@ def test_a_crash_is_a_failure_and_not_the_daemons(tmp_path: Path) -> None:
     assert judge(engine.model.cache, found).continuous_batching.support is Support.BLOCKED
 
 
-@pytest.mark.parametrize("command", [("false",), ("/nowhere/python",)], ids=["ended", "absent"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(("false",), id="ended"),
+        pytest.param(("/nowhere/python",), id="absent", marks=pytest.mark.long),
+    ],
+)
 def test_without_a_small_model_the_loaded_one_is_asked(
     tmp_path: Path, command: tuple[str, ...]
 ) -> None:
