@@ -1033,19 +1033,19 @@ class SingleFlightMachine(ContinuousMachine):
     engine_classes = (FakeEngine, FakeEngine)
 
     @initialize()
-    def configure(self) -> None:  # type: ignore[override]
+    def configure(self) -> None:
         """Configure single flight."""
         self.batching, self.engine_class, self.draft_number = ALONE, self.engine_classes[0], 1
         self._start_engine()
         self._start()
 
     @rule(limits=st.sampled_from(OTHER_LIMITS), is_suspending=st.booleans())
-    def apply_config(self, limits: QueueLimits, *, is_suspending: bool) -> None:  # type: ignore[override]
+    def apply_config(self, limits: QueueLimits, *, is_suspending: bool) -> None:
         """Apply other limits as a new config."""
         super().apply_config(ALONE, limits, NO_DRAFTS, is_suspending=is_suspending)
 
     @rule()
-    def step_with_row_fault(self) -> None:  # type: ignore[override]
+    def step_with_row_fault(self) -> None:
         """The row fails if its token would come in this step."""
         self._note(self.scheduler.admit(self.clock.monotonic_s()))
         due = [one for one in self._running() if self._is_token_due(one)]
