@@ -17,6 +17,14 @@ if TYPE_CHECKING:
 _LAYERS = 2
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _without_compilation() -> None:
+    """Compute as the daemon does."""
+    from support.engines.cpu_layers import compute_as_the_daemon  # noqa: PLC0415 - imports mlx
+
+    compute_as_the_daemon()
+
+
 @pytest.fixture(name="short_model", scope="session")
 def _short_model(embedded_model: LoadedModel) -> LoadedModel:
     """The embedded model's first layers and its head.

@@ -16,6 +16,7 @@ from support.engines.adapted_rows import NARROW, WIDE, AdaptedRows, mixed_rows, 
 from support.engines.adapters import TinyBase, adapted_engine
 from support.engines.block_rows import ASKED, BlockRows
 from support.engines.parity import NOISE, differences
+from support.every_run import sampled
 
 from machd.engine.adapters.adapted_model import AdaptedModel
 from machd.engine.adapters.low_rank import LowRank
@@ -58,7 +59,9 @@ def _llama() -> AdaptedRows:
 
 
 @_EACH_KIND
-@pytest.mark.parametrize("chunk_tokens", [1 << 20, 7], ids=["whole prompts", "chunks"])
+@pytest.mark.parametrize(
+    "chunk_tokens", sampled([1 << 20, 7], ["chunks"], ["whole prompts", "chunks"])
+)
 def test_rows_with_adapters_say_what_merged_weights_say_alone(
     kind: AdaptedRows, chunk_tokens: int
 ) -> None:

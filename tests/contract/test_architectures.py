@@ -41,7 +41,7 @@ _LEAST_CASES = 60
 
 _LONG_RUN = {
     *("baichuan_m1", "deepseek_v41", "longcat_flash_ngram", "nemotron-nas", "olmo"),
-    *("mamba", "lfm2", "falcon_h1", "gemma3_text"),
+    *("mamba", "lfm2", "falcon_h1", "gemma3_text", "smollm3"),
 }
 """They take several times what the others do, or another one has their kind of cache or of state."""
 

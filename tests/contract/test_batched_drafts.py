@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-import mlx.core as mx
 import pytest
 from support.engines.block_drafts import HearingDraft
 from support.engines.drafted_scripts import DraftedScripts, always, say
@@ -82,14 +81,6 @@ def test_a_fault_shows(
         assert stage.differences(SCRIPTS["early leaves"], always) == []
 
 
-@pytest.fixture(name="uncompiled")
-def _uncompiled() -> Iterator[None]:
-    mx.disable_compile()
-    yield
-    mx.enable_compile()
-
-
-@pytest.mark.usefixtures("uncompiled")
 def test_dflash_drafts_for_a_batch_of_qwen3_5_moe() -> None:
     """A DFlash draft that reads the target's layers drafts for several rows, and answers stay the same."""
     model = tiny_loaded("qwen3_5_moe")

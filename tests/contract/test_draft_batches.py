@@ -7,13 +7,15 @@ rows join and begins again when they have left, at every step where that is poss
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.engines import parity
 from support.engines.drafted_scripts import DRAFT_TOKENS, DraftedScripts, always, if_alone
-from support.engines.tiny_models import TinyKind, each_kind, each_kind_and_look_ahead
+from support.engines.tiny_models import EVERY_RUN, TinyKind, each_kind_and_look_ahead
+from support.every_run import sampled
 
 from machd.engine.protocol.step import Lane
 from machd_probes.play import DraftSchedule, Join
@@ -26,7 +28,6 @@ _QUANTISED_SCRIPTS = ("early leaves", "down to one and up again", "chunked prefi
 _STEP_NATS = 0.05
 """A number at the border of two quantisation steps may be rounded either way (test_quantised_parity)."""
 
-_KINDS = each_kind()
 _AHEAD = pytest.mark.parametrize("looks_ahead", [False, True], ids=["in step", "looking ahead"])
 
 
@@ -73,8 +74,13 @@ def test_rows_with_quantised_kv_that_verify_drafts_together(name: str, kv_format
     assert stage.engine.accepted_tokens > 0
 
 
-@_KINDS
-@pytest.mark.parametrize("name", ["down to one and up again", "two lanes", "chunked prefill"])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    sampled(
+        product(("down to one and up again", "two lanes", "chunked prefill"), TinyKind),
+        [("two lanes", kind) for kind in EVERY_RUN],
+    ),
+)
 def test_caches_that_verify_no_drafts_in_a_batch(kind: TinyKind, name: str) -> None:
     """Whatever the plan allows, an engine drafts only where it can roll rejected drafts back."""
     stage = DraftedScripts(kind)
@@ -102,7 +108,7 @@ def test_drafting_begins_and_ends_at_every_step(kind: TinyKind, looks_ahead: boo
 
 
 @each_kind_and_look_ahead()
-@pytest.mark.parametrize("drafts", [if_alone, always])
+@pytest.mark.parametrize("drafts", [pytest.param(if_alone, marks=pytest.mark.long), always])
 def test_a_second_row_comes_and_goes_at_every_step(
     kind: TinyKind,
     looks_ahead: bool,  # noqa: FBT001
@@ -128,7 +134,9 @@ def test_a_second_row_comes_and_goes_at_every_step(
     assert modes >= ({0, 1, 2} if can_batch else {0, 1})
 
 
-@pytest.mark.parametrize("kind", [TinyKind.STANDARD, TinyKind.ROTATING, TinyKind.NESTED])
+@pytest.mark.parametrize(
+    "kind", sampled([TinyKind.STANDARD, TinyKind.ROTATING, TinyKind.NESTED], [TinyKind.STANDARD])
+)
 def test_three_come_and_go(kind: TinyKind) -> None:
     """One alone, four together, one alone again; in a slab whose rows move when others leave."""
     stage = DraftedScripts(kind)

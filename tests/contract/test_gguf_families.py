@@ -15,6 +15,7 @@ from support.checkpoints.gguf_checkpoint import (
 )
 from support.checkpoints.gguf_rules import every_rules
 from support.checkpoints.gguf_rules.common import with_key
+from support.every_run import sampled
 
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.experts.residency import Residency
@@ -58,10 +59,17 @@ def _greedy(source: ModelSource, dtype: str) -> tuple[list[int], mx.array]:
 
 
 _CASES = [(rules, kind) for rules in RULES for kind in rules.kinds]
+_CASES_OF_EVERY_RUN = (
+    *("llama-F32", "llama-F16", "llama-Q8_0", "llama-3.1-F32"),
+    *("gemma3-Q8_0", "gpt-oss-MXFP4", "deepseek2-F32", "qwen3moe-F16"),
+    *("lfm2-F32", "qwen3next-F32", "qwen35-Q8_0"),
+)
+"""Each type of numbers, scaled positions, windows, latent attention, experts, and each kind of state."""
 
 
 @pytest.mark.parametrize(
-    ("rules", "kind"), _CASES, ids=[f"{rules.title}-{kind}" for rules, kind in _CASES]
+    ("rules", "kind"),
+    sampled(_CASES, _CASES_OF_EVERY_RUN, [f"{rules.title}-{kind}" for rules, kind in _CASES]),
 )
 def test_gguf_answers_as_the_directory_of_the_same_numbers(
     tmp_path: Path, rules: GgufRules, kind: str
@@ -96,8 +104,33 @@ def _faults() -> list[tuple[GgufRules, str]]:
     return [(rules, fault) for rules in RULES for fault in (*rules.changes, *rules.faults)]
 
 
+_FAULTS_OF_EVERY_RUN = (
+    # Changes that are left out: of order, of numbers, of shape.
+    *("llama q_proj.weight", "llama-3.1 k_proj.bias", "gemma3 norm.weight", "qwen3next A_log"),
+    *("qwen35 in_proj_qkv.weight", "qwen35 linear_attn.conv1d.weight", "qwen35 out_proj.weight"),
+    # Tensors for one another.
+    *("llama gate for up", "qwen2 keys for values", "qwen3 norms exchanged"),
+    *("qwen35 beta for alpha", "stablelm-12b heads in another order"),
+    # Positions.
+    *("llama another base of the rotary positions", "llama-3.1 no divisors"),
+    *("qwen3-yarn another factor", "phi3 whole heads rotate", "phi3-long factors exchanged"),
+    *("glm4 positions in sections", "mistral3-ministral3 another beta"),
+    # Attention and layers.
+    *("gemma3 another window", "gemma2 another bound of attention", "cohere2 another scale"),
+    *("granite another logit_scale", "lfm2 layers of the other kind", "starcoder2 no epsilon"),
+    "qwen35moe-with a layer of further tokens one layer more",
+    # Experts.
+    *("deepseek2 another scale of experts", "deepseek2-groups groups not used"),
+    *("deepseek2-sigmoid softmax", "llama-mixtral another number of experts for a token"),
+)
+"""One of each kind of fault."""
+
+
 @pytest.mark.parametrize(
-    ("rules", "fault"), _faults(), ids=[f"{rules.title} {fault}" for rules, fault in _faults()]
+    ("rules", "fault"),
+    sampled(
+        _faults(), _FAULTS_OF_EVERY_RUN, [f"{rules.title} {fault}" for rules, fault in _faults()]
+    ),
 )
 def test_fault_of_a_converter_is_noticed(tmp_path: Path, rules: GgufRules, fault: str) -> None:
     """A change that is left out, or what the family's rules plant, gives other logits or is refused."""

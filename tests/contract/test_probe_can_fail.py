@@ -95,7 +95,7 @@ _KINDS = {
     "minimax_m3_vl": KvCacheKind.NESTED,
 }
 
-_MENDED_EVERY_RUN = {"gemma2", "gpt_bigcode", "plamo3", "internlm2+dynamic"}
+_MENDED_EVERY_RUN = {"gpt_bigcode", "plamo3"}
 """Models whose layers machd mends, those with the faults that every run plants."""
 
 _SEEN_NATS = 0.01
@@ -131,10 +131,22 @@ _FAULTS = (
         ("rope_positions",),
     ),
     _Fault(what_lies_behind_a_row_is_seen, _STANDARD, ("llama",), ("batch_parity",), is_long=True),
-    _Fault(what_lies_in_front_of_a_row_is_seen, _WITH_WINDOWS, _WINDOWS, ("window_overflow",)),
+    _Fault(
+        what_lies_in_front_of_a_row_is_seen,
+        _WITH_WINDOWS,
+        _WINDOWS,
+        ("window_overflow",),
+        is_long=True,
+    ),
     _Fault(one_window_for_all, _WITH_WINDOWS, _WINDOWS, ("window_overflow",)),
     _Fault(windows_are_a_token_short, _WITH_WINDOWS, _WINDOWS, ("window_overflow",), is_long=True),
-    _Fault(windows_are_a_token_short, _STANDARD, ("smollm3",), ("batch_parity", "rope_positions")),
+    _Fault(
+        windows_are_a_token_short,
+        _STANDARD,
+        ("smollm3",),
+        ("batch_parity", "rope_positions"),
+        is_long=True,
+    ),
     _Fault(
         windows_are_taken_for_whole_texts,
         _STANDARD,
@@ -159,9 +171,12 @@ _FAULTS = (
         _NESTED,
         ("falcon_h1",),
         ("sampling_isolation",),
+        is_long=True,
     ),
     _Fault(a_former_rows_token_stays, _WITH_KEYS, _KEYS, ("batch_parity",)),
-    _Fault(the_last_column_is_lost_when_rows_move, _WITH_KEYS, _KEYS, ("batch_parity",)),
+    _Fault(
+        the_last_column_is_lost_when_rows_move, _WITH_KEYS, _KEYS, ("batch_parity",), is_long=True
+    ),
     # What a row remembers beside keys and values.
     _Fault(two_rows_exchange_their_states, _WITH_STATES, _STATES, ("sampling_isolation",)),
     _Fault(a_new_row_begins_in_an_old_state, _WITH_STATES, _STATES, ("rope_positions",)),
@@ -171,7 +186,7 @@ _FAULTS = (
     _Fault(a_chunk_beside_rows_begins_anew, _STANDARD, ("llama",), ("batch_parity",)),
     # How a row's tokens are chosen.
     _Fault(one_sampler_for_all, _EVERY, _ALL, ("sampling_isolation",)),
-    _Fault(one_generator_for_all, _EVERY, _ALL, ("sampling_isolation",)),
+    _Fault(one_generator_for_all, _EVERY, _ALL, ("sampling_isolation",), is_long=True),
     _Fault(
         a_moved_rows_history_stays,
         _EVERY,
@@ -183,6 +198,7 @@ _FAULTS = (
         _EVERY,
         _ALL,
         ("sampling_isolation",),
+        is_long=True,
     ),
     # What is taken out of caches, and cut off, and kept small, and given back.
     _Fault(
@@ -190,6 +206,7 @@ _FAULTS = (
         _WITH_STATES | {KvCacheKind.ROTATING},
         ("cohere2", *_STATES),
         ("state_snapshot",),
+        is_long=True,
     ),
     _Fault(
         snapshots_share_their_arrays,
@@ -242,6 +259,7 @@ _FAULTS = (
         ("gemma2",),
         ("batch_parity", "rope_positions"),
         raises="ValueError: [broadcast_shapes]",
+        is_long=True,
     ),
     _Fault(
         unmended("gpt_bigcode", "GPTBigCodeModel"),
@@ -284,6 +302,7 @@ _FAULTS = (
         ("internlm2+dynamic", "internlm3+dynamic"),
         ("batch_parity", "rope_positions"),
         raises="ValueError: [convert]",
+        is_long=True,
     ),
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import mlx.core as mx
@@ -49,6 +50,10 @@ class _SameForAll(NgramProposer):
         return _Same(len(prompt))
 
 
+_SCRIPTS = ("staggered", "down to one and up again", "mixed parameters")
+_KINDS = (TinyKind.STANDARD, TinyKind.ROTATING, TinyKind.HYBRID_GDN)
+
+
 def _start(engine: MlxEngine, *rows: tuple[tuple[int, ...], int]) -> None:
     """Prefill prompts, each with the number of positions that it reserves."""
     for slot, (prompt, positions) in enumerate(rows):
@@ -63,9 +68,21 @@ def _decode(engine: MlxEngine, *slots: int, max_draft_tokens: int = 8) -> StepRe
     return engine.run(StepPlan(decode=tuple(DecodeRow(one, max_draft_tokens) for one in slots)))
 
 
-@pytest.mark.parametrize("kind", [TinyKind.STANDARD, TinyKind.ROTATING, TinyKind.HYBRID_GDN])
-@pytest.mark.parametrize("name", ["staggered", "down to one and up again", "mixed parameters"])
-@pytest.mark.parametrize("looks_ahead", [False, True], ids=["in step", "looking ahead"])
+@pytest.mark.parametrize(
+    ("looks_ahead", "name", "kind"),
+    [
+        pytest.param(
+            looks_ahead,
+            name,
+            kind,
+            id=f"{'looking ahead' if looks_ahead else 'in step'}-{name}-{kind}",
+            marks=()
+            if name == _SCRIPTS[0] or (kind is TinyKind.STANDARD and not looks_ahead)
+            else pytest.mark.long,
+        )
+        for looks_ahead, name, kind in product((False, True), _SCRIPTS, _KINDS)
+    ],
+)
 def test_prompt_lookup_changes_nothing(kind: TinyKind, name: str, looks_ahead: bool) -> None:  # noqa: FBT001
     """Answers stay the same whatever prompt lookup finds and the pace allows, at every batch width."""
     engine = make_engine(loaded(kind), looks_ahead=looks_ahead, proposer=NgramProposer())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 from support.engines.constrained_rows import grammar_of, schema_grammar
 from support.engines.fake_engine import FakeEngine
+from support.every_run import sampled
 from support.schedulers.sequence_samples import LIMITS, EagerPace, batching_of, outputs_of, run_step
 
 from machd.engine.loading.loader import LoadedModel
@@ -246,7 +248,16 @@ _ALL = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", [one for one in _ALL if one != "biased"])  # a bias has no state
+def _on_each_engine(kinds: Collection[str]) -> pytest.MarkDecorator:
+    """Each kind of row on each engine; every run has all on the fake engine, and on MLX those that draw and follow."""
+    cases = list(product(("fake", "mlx", "ahead"), kinds))
+    every_run = [*(one for one in cases if one[0] == "fake"), ("mlx", "seeded"), ("mlx", "regex")]
+    return pytest.mark.parametrize(
+        ("engine_kind", "kind"), sampled(cases, every_run), indirect=["engine_kind"]
+    )
+
+
+@_on_each_engine([one for one in _ALL if one != "biased"])  # a bias has no state
 def test_a_sequence_suspended_after_any_token_ends_as_if_it_never_had_been(
     engine: Engine, kind: str
 ) -> None:
@@ -265,7 +276,7 @@ def test_a_sequence_suspended_after_any_token_ends_as_if_it_never_had_been(
     assert resumed, "it was resumed behind tokens"
 
 
-@pytest.mark.parametrize("kind", _ALL)
+@_on_each_engine(_ALL)
 def test_a_request_whose_engine_died_after_any_token_ends_as_if_it_never_had(
     engine: Engine, successor: Engine, kind: str
 ) -> None:
@@ -289,6 +300,16 @@ def test_a_request_whose_engine_died_after_any_token_ends_as_if_it_never_had(
             assert answer.said == undisturbed.said, (
                 "before the first token it is told of everything"
             )
+
+
+def test_sequences_suspended_together_end_as_if_they_never_had_been(engine: Engine) -> None:
+    """Rows of every kind in one batch are suspended before, amid and behind their first tokens, and at last two times in a row."""
+    requests = _requests(engine, _ALL)
+    undisturbed = _answers(engine, Scheduler(_BATCHED), requests)
+    answers = _answers(engine, Scheduler(_BATCHED), requests, {3, 9, 18, 19})
+    assert all(answers[name].resumed for name in ("greedy", "seeded", "schema", "regex"))
+    for name, answer in answers.items():
+        assert answer.said == undisturbed[name].said, name
 
 
 def test_requests_together_go_on_in_another_engine_process(

@@ -170,7 +170,7 @@ def _world(sizes: list[int], budget: int, *, pinned: int | None = None) -> _Worl
     seed=st.integers(0, 1_000),
     has_pinned=st.booleans(),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_every_request_is_answered_within_the_budget(
     sizes: list[int], budget: int, seed: int, *, has_pinned: bool
 ) -> None:
@@ -193,7 +193,7 @@ def test_every_request_is_answered_within_the_budget(
     budget=st.integers(8, 20),
     seed=st.integers(0, 1_000),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_models_that_leave_answer_what_they_have_and_go(
     sizes: list[int], budget: int, seed: int
 ) -> None:
@@ -232,7 +232,7 @@ def _end(world: _World) -> None:
 
 
 @given(seed=st.integers(0, 1_000))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_no_model_waits_longer_than_a_turn_and_a_load(seed: int) -> None:
     """Three models that are always asked for, and memory for two of them."""
     world = _world([1, 1, 1], 2)

@@ -1,7 +1,8 @@
-"""The mark of tests of layers that machd has for the CPU alone."""
+"""What is so on the CPU alone: machd's own layers, and models that are not compiled."""
 
 from __future__ import annotations
 
+import mlx.core as mx
 import pytest
 
 from machd.engine.backend.device import backend_name
@@ -9,3 +10,9 @@ from machd.engine.backend.device import backend_name
 for_cpu_layers = pytest.mark.skipif(
     backend_name() != "cpu", reason="on a GPU mlx-lm's own layers compute"
 )
+
+
+def compute_as_the_daemon() -> None:
+    """Switch mlx's compilation off on the CPU; a C++ compiler would take seconds for each activation."""
+    if backend_name() == "cpu":
+        mx.disable_compile()

@@ -12,6 +12,7 @@ import pytest
 from support.clients.planted_changes import PLANTS, Plant
 from support.clients.recorded_sessions import RecordedRequest, read_session
 from support.engines.fake_engine import FakeEngine
+from support.every_run import sampled
 
 from machd.cli.cache_report import CacheReporter, DecodeMedia, no_media, replayed
 from machd.cli.cache_report_document import CacheReport
@@ -58,7 +59,19 @@ def report_of(
     return replayed(reporter, recorded_requests(file))
 
 
-@pytest.mark.parametrize("plant", PLANTS, ids=lambda one: one.name)
+_CHANGED_TOOLS = {
+    "claude_code_tools_swapped",
+    "claude_code_tool_description",
+    "claude_code_tool_put_in_front",
+    "claude_code_tool_taken_out",
+    "qwen_code_tool_parameter",
+}
+"""Changes of long lists of tools, whose likes are planted in shorter requests in every run."""
+
+_NAMES = [one.name for one in PLANTS]
+
+
+@pytest.mark.parametrize("plant", sampled(PLANTS, set(_NAMES) - _CHANGED_TOOLS, _NAMES))
 def test_cache_report_names_planted_change(plant: Plant, tmp_path: Path) -> None:
     """The report names what a session's request has changed of the one before: the kind, the message, the tool, the text."""
     former, later = plant.requests()

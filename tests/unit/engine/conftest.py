@@ -7,11 +7,18 @@ from pathlib import Path
 
 import pytest
 from support.clocks.polling import CEILING_S
+from support.engines.cpu_layers import compute_as_the_daemon
 from unit.engine.tiny_llama import TinyLlama
 
 from machd.engine.loading import inspection, template_abilities
 from machd.engine.tokenizer import tokenizer
 from machd.engine.tokenizer.template_renderer import RenderBounds, TemplateRenderer
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _without_compilation() -> None:
+    """Compute as the daemon does."""
+    compute_as_the_daemon()
 
 
 @pytest.fixture

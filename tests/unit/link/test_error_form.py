@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from unit.link.typed_values import ERROR_CLASSES, comparable, errors_of
 
@@ -32,6 +32,7 @@ def test_every_class_of_errors_is_sampled() -> None:
 
 
 @pytest.mark.parametrize("error_class", ERROR_CLASSES, ids=lambda one: str(one.__name__))
+@settings(max_examples=20)
 @given(data=st.data())
 def test_error_is_the_same_behind_the_link(
     error_class: type[MachdError], data: st.DataObject

@@ -7,7 +7,7 @@ from typing import cast, get_args
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.daemon.engine_thread import running_thread
 from support.engines.fake_engine import FakeEngine
@@ -44,6 +44,9 @@ from machd.scheduler.events import Event, FinishReason, OutputGenerated, Sequenc
 from machd.scheduler.subscriber import SequenceRequest
 from machd.settings.model import Settings
 
+_EXAMPLES = settings(max_examples=20)
+"""Each draws every field, and each kind of value of a field is drawn by many messages."""
+
 
 def _by_name(kinds: object) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("kind", get_args(kinds), ids=lambda one: str(one.__name__))
@@ -57,6 +60,7 @@ def _submitted(request: SequenceRequest) -> SequenceRequest:
 
 
 @_by_name(ToEngine)
+@_EXAMPLES
 @given(data=st.data())
 def test_message_of_the_front_is_the_same_in_the_engine_process(
     kind: object, data: st.DataObject
@@ -68,6 +72,7 @@ def test_message_of_the_front_is_the_same_in_the_engine_process(
 
 
 @_by_name(ToFront)
+@_EXAMPLES
 @given(data=st.data())
 def test_message_of_the_engine_process_is_the_same_in_the_front(
     kind: object, data: st.DataObject
@@ -79,6 +84,7 @@ def test_message_of_the_engine_process_is_the_same_in_the_front(
 
 
 @_by_name(Event)
+@_EXAMPLES
 @given(data=st.data())
 def test_event_is_the_same_in_the_front(kind: object, data: st.DataObject) -> None:
     """Every field of every event of a report survives, with its type."""

@@ -42,7 +42,7 @@ def _row(name: str, *check_names: str) -> EncoderRow:
     return matrix.rows[0]
 
 
-_EVERY_RUN = ("bert", "bert-reranker", "qwen3", "modernbert")
+_EVERY_RUN = ("bert", "qwen3")
 """The kept matrix, which a test holds to this code, has all of them."""
 
 
@@ -178,9 +178,9 @@ _NATIVE = pytest.mark.skipif(not _HAS_KERNELS, reason="machd's own kernels are n
         pytest.param("bert", _swap_packed_rows, BATCH_CHECK, marks=_NATIVE),
         pytest.param("bert-reranker", _see_a_neighbours_token, BATCH_CHECK, marks=_NATIVE),
         ("bert", _forget_padding, BATCH_CHECK),
-        ("modernbert", _forget_padding, BATCH_CHECK),
+        pytest.param("modernbert", _forget_padding, BATCH_CHECK, marks=_LONG),
         pytest.param("gemma3_text", _forget_padding, BATCH_CHECK, marks=_LONG),
-        ("llama", _forget_padding, BATCH_CHECK),
+        pytest.param("llama", _forget_padding, BATCH_CHECK, marks=_LONG),
         pytest.param("llama_bidirec", _forget_padding, BATCH_CHECK, marks=_LONG),
         pytest.param("roberta-classifier", _forget_padding, BATCH_CHECK, marks=_LONG),
         pytest.param("modernbert-reranker", _forget_padding, BATCH_CHECK, marks=_LONG),
@@ -190,9 +190,9 @@ _NATIVE = pytest.mark.skipif(not _HAS_KERNELS, reason="machd's own kernels are n
         pytest.param("mistral", _pool_padding, BATCH_CHECK, marks=_LONG),
         ("bert", _pool_by("cls"), POOLING_CHECK),
         pytest.param("bert-cls", _pool_by("mean"), POOLING_CHECK, marks=_LONG),
-        ("bert-root", _pool_by("mean"), POOLING_CHECK),
+        pytest.param("bert-root", _pool_by("mean"), POOLING_CHECK, marks=_LONG),
         pytest.param("xlm-roberta", _pool_by("max"), POOLING_CHECK, marks=_LONG),
-        ("qwen3", _pool_by("mean"), POOLING_CHECK),
+        pytest.param("qwen3", _pool_by("mean"), POOLING_CHECK, marks=_LONG),
         pytest.param("gemma3_text", _pool_by("last"), POOLING_CHECK, marks=_LONG),
         ("bert", _forget_length, POOLING_CHECK),
         pytest.param("llama", _forget_length, POOLING_CHECK, marks=_LONG),

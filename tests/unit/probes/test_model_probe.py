@@ -18,9 +18,9 @@ from machd.engine.assembly import make_engine
 from machd.engine.kernels import batchable
 from machd_probes import evidence_store, model_probe
 from machd_probes.catalogue import STAND_IN_CHECKS
-from machd_probes.matrix_file import KeptMatrix
+from machd_probes.matrix_file import KeptMatrix, kept_matrix
 from machd_probes.model_probe import ModelProbe
-from machd_probes.prober import probe_architecture, tiny_loaded
+from machd_probes.prober import tiny_loaded
 from machd_probes.runner import WORKER_COMMAND
 from machd_probes.versions import probe_basis
 
@@ -112,7 +112,13 @@ def test_a_crash_is_a_failure_and_not_the_daemons(tmp_path: Path) -> None:
     assert judge(engine.model.cache, found).continuous_batching.support is Support.BLOCKED
 
 
-@pytest.mark.parametrize("command", [("false",), ("/nowhere/python",)], ids=["ended", "absent"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(("false",), id="ended"),
+        pytest.param(("/nowhere/python",), id="absent", marks=pytest.mark.long),
+    ],
+)
 def test_without_a_small_model_the_loaded_one_is_asked(
     tmp_path: Path, command: tuple[str, ...]
 ) -> None:
@@ -171,7 +177,9 @@ def test_worker_yields_to_requests_once_batching_is_known(
     loaded = replace(loaded, description=replace(loaded.description, blas="this one"))
     engine = make_engine(loaded)
     basis = probe_basis(backend=loaded.description.backend, blas="another")
-    matrix = KeptMatrix(basis, {"qwen2": probe_architecture("qwen2")})
+    shipped = kept_matrix()
+    assert shipped is not None
+    matrix = KeptMatrix(basis, {"qwen2": shipped.reports["qwen2"]})
     monkeypatch.setattr(evidence_store, "kept_matrix", lambda: matrix)
     probe = _probe(tmp_path, (sys.executable, "-c", _ENDLESS))
 

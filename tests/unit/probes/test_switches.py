@@ -48,6 +48,7 @@ def test_options_are_those_of_the_configuration_and_of_its_defaults() -> None:
     assert [len(one) for one in pairs(found)] == [2, 2, 2]
 
 
+@pytest.mark.long
 def test_a_switch_is_probed_where_it_runs_other_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """A router without norm is other code than one with; whether the head is tied is not."""
     monkeypatch.setattr(prober, "STAND_IN_CHECKS", ("batch_parity",))

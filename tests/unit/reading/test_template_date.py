@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -9,6 +10,7 @@ import pytest
 from support.engines.fake_engine import FakeEngine
 from support.engines.tiny_models import tiny_tokenizer
 
+from machd.engine.tokenizer.tokenizer import MlxTokenizer
 from machd.reading.conversation import PreparedConversation, prepare_conversation
 from machd.reading.normalised_messages import RemovedText
 from machd.reading.prompt_rules import TEMPLATE_DATE
@@ -23,6 +25,14 @@ class Front:
     tokenizer: object
     model = FakeEngine().model
     media = None
+
+
+@pytest.fixture(name="tokenizer", scope="module")
+def _tokenizer() -> Iterator[MlxTokenizer]:
+    """One whose process renders the templates of all tests, each in its turn."""
+    tokenizer = tiny_tokenizer()
+    yield tokenizer
+    tokenizer.close()
 
 
 def _prepared(tokenizer: object, *rules: PromptRuleName, **fields: object) -> PreparedConversation:
@@ -70,10 +80,11 @@ _DATED = {
 
 
 @pytest.mark.parametrize("name", _DATED)
-def test_a_template_that_writes_a_date_gets_an_empty_one(name: str) -> None:
+def test_a_template_that_writes_a_date_gets_an_empty_one(
+    tokenizer: MlxTokenizer, name: str
+) -> None:
     """All else is rendered as before, and the length of what is missing is said."""
     head, written, form = _DATED[name]
-    tokenizer = tiny_tokenizer()
     tokenizer.wrapped._tokenizer.chat_template = head + _TURNS
     rest = "<user>What day is it?<assistant>"
     today = datetime.now(UTC).astimezone().strftime(form)
@@ -94,18 +105,18 @@ def test_a_template_that_writes_a_date_gets_an_empty_one(name: str) -> None:
         "{# strftime_now #}\n\n" + _TURNS,
     ],
 )
-def test_a_template_that_writes_no_date_is_rendered_as_before(template: str) -> None:
+def test_a_template_that_writes_no_date_is_rendered_as_before(
+    tokenizer: MlxTokenizer, template: str
+) -> None:
     """To the byte, its white space at the beginning included; and nothing is said."""
-    tokenizer = tiny_tokenizer()
     tokenizer.wrapped._tokenizer.chat_template = template
     before, after = _prepared(tokenizer), _prepared(tokenizer, TEMPLATE_DATE)
     assert after.prompt == before.prompt
     assert after.removed == ()
 
 
-def test_a_date_that_the_client_names_stays() -> None:
+def test_a_date_that_the_client_names_stays(tokenizer: MlxTokenizer) -> None:
     """It is a variable of the template, and no date of today."""
-    tokenizer = tiny_tokenizer()
     tokenizer.wrapped._tokenizer.chat_template = _DATED["llama"][0] + _TURNS
     named = {"date_string": "1 Jan 2000"}
     prepared = _prepared(tokenizer, TEMPLATE_DATE, template_variables=named)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import mlx.core as mx
@@ -32,14 +31,6 @@ pytestmark = [
 
 _FORMS = ("bfloat16", "float16", "affine4", "mxfp4")
 _IDS = mx.array([[5, 80, 200, 7, 9], [3, 1, 4, 1, 5]])
-
-
-@pytest.fixture(autouse=True)
-def _without_compiling() -> Iterator[None]:
-    """As the engine does: a C++ compiler would take seconds for an activation."""
-    mx.disable_compile()
-    yield
-    mx.enable_compile()
 
 
 def _stored(architecture: str, form: str) -> Module:

@@ -18,7 +18,7 @@ from machd.errors import ModelMemoryError, SettingsError
 from machd.user_directories import user_cache_directory
 from machd_bench.generated_checkpoint import MoeShape, write_generated_checkpoint
 
-_SHAPE = MoeShape(hidden=256, inner=128, layers=1, experts=8, chosen=2)
+_SHAPE = MoeShape(hidden=128, inner=128, layers=1, experts=8, chosen=2)
 
 
 @pytest.fixture(name="source", scope="module")

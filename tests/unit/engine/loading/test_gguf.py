@@ -38,6 +38,8 @@ import_mlx_lm()
 from mlx_lm.models.cache import make_prompt_cache  # noqa: E402
 from mlx_lm.models.rope_utils import initialize_rope  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("one_template_process")
+
 _WIDE = llama_metadata(
     llama__embedding_length=256,
     llama__feed_forward_length=256,

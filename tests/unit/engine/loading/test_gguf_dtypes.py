@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,8 @@ import_mlx_lm()
 
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("one_template_process")
+
 for_kernels = pytest.mark.skipif(
     native_kernels() is None, reason="make setup has found no compiler"
 )
@@ -47,14 +48,6 @@ _MIX = ("Q6_K", "Q3_K", "Q2_K", "Q4_K", "Q5_K", "Q5_1", "MXFP4", "IQ4_XS", "Q8_0
 """Types of the matrices of a file as published, which mixes them: the embeddings', the head's and those of a layer."""
 
 _IDS = mx.array([[5, 80, 200, 33]])
-
-
-@pytest.fixture(autouse=True)
-def _without_compiling() -> Iterator[None]:
-    """As the engine does: a C++ compiler would take seconds for an activation."""
-    mx.disable_compile()
-    yield
-    mx.enable_compile()
 
 
 def _blocks(kind: str, rows: int, seed: int) -> tuple[Any, Any]:
@@ -124,11 +117,9 @@ def _logits(model: Any) -> mx.array:
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> mx.array:
     """Logits of the mixed file's numbers as float32."""
-    mx.disable_compile()
     path = tmp_path_factory.mktemp("exact") / "exact.gguf"
     logits = _logits(load_model(_written(path, *_MIX, as_floats=True), dtype="float32").model)
     mx.eval(logits)
-    mx.enable_compile()
     return logits
 
 

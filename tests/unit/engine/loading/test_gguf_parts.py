@@ -20,6 +20,8 @@ from machd.engine.loading.loader import load_model
 from machd.engine.loading.source import resolve_model
 from machd.errors import ModelError, ModelFormatError, ModelNotFoundError
 
+pytestmark = pytest.mark.usefixtures("one_template_process")
+
 _COUNT = 3
 
 

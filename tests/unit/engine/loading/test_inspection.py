@@ -93,13 +93,10 @@ def test_tracing_works_with_compilation_switched_off_and_leaves_it_so() -> None:
         return tokens
 
     mx.disable_compile()
-    try:
-        assert trace_model(tiny_architecture("llama")).cache.layers
-        compiled = mx.compile(counted)
-        compiled(mx.zeros(1))
-        compiled(mx.zeros(1))
-    finally:
-        mx.enable_compile()
+    assert trace_model(tiny_architecture("llama")).cache.layers
+    compiled = mx.compile(counted)
+    compiled(mx.zeros(1))
+    compiled(mx.zeros(1))
     assert len(ran) == 2  # a compiled function is called once
 
 

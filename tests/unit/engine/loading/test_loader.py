@@ -35,6 +35,8 @@ import_mlx_lm()
 from mlx_lm.models.cache import RotatingKVCache  # noqa: E402
 from mlx_lm.models.llama import Model, ModelArgs  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("one_template_process")
+
 GIB = 1024**3
 
 

@@ -13,6 +13,7 @@ import psutil
 import pytest
 from support.checkpoints.hostile_templates import HARMLESS, HOSTILE, UNINTERRUPTIBLE
 from support.clocks.polling import CEILING_S, wait_until
+from support.every_run import sampled
 
 from machd.engine.loading.formats.gguf.header import read_gguf_header
 from machd.engine.loading.formats.gguf.tokenizer import build_tokenizer
@@ -64,7 +65,15 @@ def _strict(renderer: TemplateRenderer) -> Iterator[None]:
         renderer._bounds = patient
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+_HOSTILE_OF_EVERY_RUN = (
+    *("loops", "power", "uninterruptible"),  # time, also in one operation
+    *("namespace_list", "dictionary", "zfill", "repetition"),  # memory
+    *("output", "join", "tojson", "generation"),  # text
+)
+"""Each resource, and the ways to it; a template that costs its process its life takes a second and more."""
+
+
+@pytest.mark.parametrize("name", sampled(HOSTILE, _HOSTILE_OF_EVERY_RUN))
 def test_hostile_template_is_stopped(
     renderer: TemplateRenderer, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,7 +121,7 @@ def test_a_template_that_no_signal_stops_is_killed_with_its_process() -> None:
 def test_memory_is_given_back_between_conversations(renderer: TemplateRenderer) -> None:
     """Templates that take all the memory they may, one after another, take no more than one does."""
     grows = HOSTILE["namespace_list"]
-    for _ in range(6):
+    for _ in range(2):
         with _strict(renderer), pytest.raises(TemplateLimitError):
             _render(renderer, grows)
     assert _render(renderer, PLAIN) == "hi"

@@ -26,6 +26,8 @@ from machd.engine.tokenizer.token_table import TokenForm, TokenTable
 from machd.engine.tokenizer.tokenizer import MlxTokenizer
 from machd.errors import ChatTemplateMissingError, InvalidRequestError, ModelFormatError
 
+pytestmark = pytest.mark.usefixtures("one_template_process")
+
 PIECES = [
     "\u2581",
     "a",
