@@ -5,12 +5,15 @@ And what they say is near what plain keys and values make of it, on a text and a
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 from support.engines import parity
 from support.engines.block_rows import ASKED, BlockRows
 from support.engines.kv_quality import measured_quality
 from support.engines.tiny_engines import alone, loaded
 from support.engines.tiny_models import EVERY_RUN, TinyKind, each_kind
+from support.every_run import sampled
 
 from machd.engine.assembly import make_engine
 from machd.engine.loading.loader import LoadedModel
@@ -34,24 +37,21 @@ def _noise_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parity, "NOISE", _STEP_NATS)
 
 
-def _kinds_and_formats() -> list[object]:
-    """All pairs; `make test` runs some kinds in one format, and each format on one kind."""
-    return [
-        pytest.param(
-            kind,
-            name,
-            marks=()
-            if kind is TinyKind.STANDARD or (name == "affine8" and kind in EVERY_RUN)
-            else pytest.mark.long,
-        )
-        for kind in TinyKind
-        for name in _NAMES
-    ]
-
-
-@pytest.mark.parametrize(("kind", "name"), _kinds_and_formats())
 @pytest.mark.parametrize(
-    "script", ["early leaves", "down to one and up again", "chunked prefill", "two lanes"]
+    ("script", "kind", "name"),
+    sampled(
+        product(
+            ("early leaves", "down to one and up again", "chunked prefill", "two lanes"),
+            TinyKind,
+            _NAMES,
+        ),
+        [
+            *(("early leaves", TinyKind.STANDARD, name) for name in _NAMES),
+            ("down to one and up again", TinyKind.STANDARD, "affine8"),
+            *(("chunked prefill", kind, "affine8") for kind in EVERY_RUN),
+            ("two lanes", TinyKind.NESTED_ROTATING, "affine8"),
+        ],
+    ),
 )
 def test_company_changes_nothing(kind: TinyKind, name: str, script: str) -> None:
     """Every row says what it says alone, to the token, its log-probabilities within noise."""
