@@ -18,11 +18,12 @@ _LAYERS = 2
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _without_compilation() -> None:
+def _without_compilation() -> Iterator[None]:
     """Compute as the daemon does."""
-    from support.engines.cpu_layers import compute_as_the_daemon  # noqa: PLC0415 - imports mlx
+    from support.engines.cpu_layers import computing_as_the_daemon  # noqa: PLC0415 - imports mlx
 
-    compute_as_the_daemon()
+    with computing_as_the_daemon():
+        yield
 
 
 @pytest.fixture(name="short_model", scope="session")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import mlx.core as mx
 import pytest
 
@@ -12,7 +15,10 @@ for_cpu_layers = pytest.mark.skipif(
 )
 
 
-def compute_as_the_daemon() -> None:
+@contextmanager
+def computing_as_the_daemon() -> Iterator[None]:
     """Switch mlx's compilation off on the CPU; a C++ compiler would take seconds for each activation."""
     if backend_name() == "cpu":
         mx.disable_compile()
+    yield
+    mx.enable_compile()  # whatever else has switched it off

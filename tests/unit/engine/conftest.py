@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.clocks.polling import CEILING_S
-from support.engines.cpu_layers import compute_as_the_daemon
+from support.engines.cpu_layers import computing_as_the_daemon
 from unit.engine.tiny_llama import TinyLlama
 
 from machd.engine.loading import inspection, template_abilities
@@ -16,9 +16,10 @@ from machd.engine.tokenizer.template_renderer import RenderBounds, TemplateRende
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _without_compilation() -> None:
+def _without_compilation() -> Iterator[None]:
     """Compute as the daemon does."""
-    compute_as_the_daemon()
+    with computing_as_the_daemon():
+        yield
 
 
 @pytest.fixture

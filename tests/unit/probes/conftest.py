@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 
 import pytest
@@ -12,11 +13,12 @@ _digest_once = cache(versions.sources_digest)
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _without_compilation() -> None:
+def _without_compilation() -> Iterator[None]:
     """Compute as the daemon does."""
-    from support.engines.cpu_layers import compute_as_the_daemon  # noqa: PLC0415 - imports mlx
+    from support.engines.cpu_layers import computing_as_the_daemon  # noqa: PLC0415 - imports mlx
 
-    compute_as_the_daemon()
+    with computing_as_the_daemon():
+        yield
 
 
 @pytest.fixture
