@@ -52,10 +52,23 @@ def test_forked_program_is_its_callers_child(tmp_path: Path) -> None:
         stderr=subprocess.DEVNULL,
     ) as process:
         seen = psutil.Process(process.pid)
-        assert seen.ppid() == psutil.Process().pid
-        assert "serve" not in seen.cmdline()
+        parent, command_line = seen.ppid(), seen.cmdline()
         process.kill()
+    assert parent == psutil.Process().pid
+    assert "serve" not in command_line
     assert process.returncode == -signal.SIGKILL
+
+
+def test_what_a_library_adds_to_the_linkers_variables_starts_no_interpreter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Importing cv2 does, and all programs after it would be started."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/nowhere")
+    with ForkedProgram([*_MACHD, "--version"], stdout=subprocess.PIPE) as process:
+        command_line = psutil.Process(process.pid).cmdline()
+        process.communicate(timeout=CEILING_S)
+    assert process.returncode == 0
+    assert "--version" not in command_line
 
 
 def test_program_with_other_variables_of_the_interpreter_is_started() -> None:

@@ -117,7 +117,11 @@ def _order(arguments: Any, environ: Mapping[str, str] | None) -> dict[str, Any] 
             continue
         variables = dict(os.environ if environ is None else environ)
         kind = "model" if rest[:1] == ["model"] and _inherited is None else "any"
-        if _read_at_import(variables, kind) != _read_at_import(_FIRST_ENVIRON, kind):
+        # The linker read its variables once; what cv2 adds to them later means nothing to this process either.
+        first = _FIRST_ENVIRON | {
+            name: one for name, one in os.environ.items() if name.startswith("LD_")
+        }
+        if _read_at_import(variables, kind) != _read_at_import(first, kind):
             return None
         return {"kind": kind, "module": place, "arguments": [module, *rest], "environ": variables}
     return None
