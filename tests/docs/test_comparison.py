@@ -69,7 +69,7 @@ def test_the_readme_shows_the_speed_that_the_chart_shows() -> None:
     assert header == [
         "Streams",
         "machd, tokens/s",
-        *(f"over {server}" for server in speed.times_as_fast_as),
+        *(f"\N{MULTIPLICATION SIGN} {server}" for server in speed.times_as_fast_as),
     ]
     assert [[float(cell) for cell in row] for row in rows] == [
         [float(streams), tokens_per_s, *ratios]

@@ -40,7 +40,7 @@ def _engine(server: ServeProcess) -> psutil.Process:
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("kills", [4, pytest.param(50, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kills", [2, pytest.param(50, marks=pytest.mark.long)])
 def test_answers_are_those_of_a_daemon_left_alone_when_its_engine_process_is_killed(
     server: ServeProcess, kills: int
 ) -> None:

@@ -24,7 +24,7 @@ def _server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("kills", [2, pytest.param(16, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kills", [1, pytest.param(16, marks=pytest.mark.long)])
 def test_thoughts_and_what_follows_are_those_of_a_daemon_left_alone(
     server: ServeProcess, kills: int
 ) -> None:
