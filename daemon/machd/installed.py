@@ -23,7 +23,7 @@ def installed_version(distribution: str) -> str | None:
 
 
 def command_name() -> str:
-    """What starts this machd in a shell: ``machd`` where that is on the path, else its path."""
+    """Return the word that starts this machd in a shell: ``machd`` where that is on the path, else its path."""
     program = Path(sys.executable).parent / "machd"
     found = shutil.which("machd")
     if found is not None and Path(found).resolve() == program.resolve():

@@ -98,7 +98,7 @@ def test_the_chart_shows_figures_of_the_page_of_performance() -> None:
 
 
 def test_every_cell_of_another_server_has_a_source() -> None:
-    """What is said of a server leads to a file of its own repository."""
+    """Each cell of another server leads to a file of that server's own repository."""
     sources = dict(_DEFINITION.findall(COMPARE))
     without = [
         (server, feature)

@@ -55,7 +55,7 @@ def test_an_image_installs_only_what_is_pinned() -> None:
 
 
 def test_sources_of_the_image_reach_the_build() -> None:
-    """What the wheels and the image are made of passes .containerignore, which keeps out everything else."""
+    """The sources of the wheels and the image pass .containerignore, which keeps out everything else."""
     lines = (ROOT / ".containerignore").read_text("utf-8").splitlines()
     let_through = {line[1:] for line in lines if line.startswith("!")}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))

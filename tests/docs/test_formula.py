@@ -72,7 +72,7 @@ def _release(tmp_path: Path) -> Iterator[_Release]:
 
 
 def test_a_formula_has_the_best_wheel_for_each_macos(release: _Release) -> None:
-    """What depends on the version of macOS stands under that version, everything else once, and Linux's is left out."""
+    """Wheels that depend on the version of macOS stand under that version, all others once, and Linux's are left out."""
     metal = [f"mlx_metal-1.0-py3-none-macosx_{one}_0_arm64.whl" for one in (14, 15, 26)]
     core = [f"mlx-1.0-cp313-cp313-macosx_{one}_0_arm64.whl" for one in (14, 26)]
     release.pin("mlx-metal==1.0 ; sys_platform == 'darwin'", *metal)

@@ -41,7 +41,7 @@ def fetch_default_model(loaded: LoadedSettings, environ: Mapping[str, str]) -> N
 
 
 def _may_fetch(loaded: LoadedSettings, environ: Mapping[str, str]) -> bool:
-    """Return whether nobody has decided about downloads, and somebody has started this daemon by hand."""
+    """Return true where no setting decides about downloads and no service manager has started this daemon."""
     is_unset = loaded.origins["model.offline"].kind is OriginKind.DEFAULT
     is_service = "NOTIFY_SOCKET" in environ or environ.get("XPC_SERVICE_NAME") == LABEL
     return is_unset and not is_service

@@ -59,7 +59,7 @@ def serve(loaded: LoadedSettings) -> None:
 
 
 def has_several_models(settings: Settings) -> bool:
-    """Whether there may be other models than the one of ``model.path``."""
+    """Return true where there may be other models than the one of ``model.path``."""
     section = settings.models
     return bool(section.tables or section.directory or section.hub_cache)
 
