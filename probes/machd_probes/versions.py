@@ -7,6 +7,7 @@ import hashlib
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -148,7 +149,7 @@ def _is_same_library(blas: str | None, other: str | None) -> bool:
 
 
 def probe_basis(*, backend: str, blas: str | None, dtype: str = PROBE_DTYPE) -> ProbeBasis:
-    """The basis of a measurement made now. Imports neither mlx nor mlx-lm; takes about 100 ms.
+    """The basis of a measurement made now. Imports neither mlx nor mlx-lm; the first one takes about half a second.
 
     Args:
         backend: What mlx computes on, which only a process that imported it can tell.
@@ -162,13 +163,13 @@ def probe_basis(*, backend: str, blas: str | None, dtype: str = PROBE_DTYPE) -> 
         backend=backend,
         blas=blas,
         dtype=dtype,
-        sources=sources_digest(),
+        sources=_program_digest(),
     )
 
 
 def vision_basis(*, backend: str, blas: str | None) -> ProbeBasis:
     """The basis of a measurement of vision-language families made now; mlx-vlm's version is in its digest."""
-    digest = sources_digest(left_out=(*_NOT_MEASURED, *_ENCODERS))
+    digest = _program_digest(left_out=(*_NOT_MEASURED, *_ENCODERS))
     basis = probe_basis(backend=backend, blas=blas)
     return replace(basis, sources=_with_versions(digest, VISION_PACKAGES))
 
@@ -176,7 +177,7 @@ def vision_basis(*, backend: str, blas: str | None) -> ProbeBasis:
 def encoder_basis(*, backend: str, blas: str | None) -> ProbeBasis:
     """The basis of a measurement of encoders made now; mlx-vlm's version is in its digest."""
     basis = probe_basis(backend=backend, blas=blas)
-    return replace(basis, sources=encoder_sources_digest())
+    return replace(basis, sources=_program_encoder_digest())
 
 
 def encoder_sources_digest(roots: tuple[Path, ...] = _SOURCES) -> str:
@@ -215,6 +216,11 @@ def sources_digest(
             # With lengths, so that text cannot wander from one file to the next unseen.
             digest.update(b"%d %d " % (len(name), len(content)) + name + content)
     return digest.hexdigest()[:16]
+
+
+# A program goes on with the sources that it was started with, and reads them once.
+_program_digest = cache(sources_digest)
+_program_encoder_digest = cache(encoder_sources_digest)
 
 
 def _files(folder: Path, beginnings: tuple[str, ...], left_out: tuple[str, ...]) -> Iterator[Path]:

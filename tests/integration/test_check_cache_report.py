@@ -12,8 +12,6 @@ from support.clients.planted_changes import PLANTS
 from machd.cli.check import check
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
 
-pytestmark = pytest.mark.usefixtures("forked_programs")
-
 
 @pytest.fixture(autouse=True, scope="module")
 def _whole_mlx_lm() -> None:

@@ -41,8 +41,6 @@ from machd_bench.generated_checkpoint import MoeShape, write_generated_checkpoin
 from machd_probes.tiny import tiny_configuration
 from machd_probes.vision_families import write_family
 
-pytestmark = pytest.mark.usefixtures("forked_programs")
-
 MACHD = Path(sys.executable).with_name("machd")
 LIMIT_BYTES = 500_000_000
 

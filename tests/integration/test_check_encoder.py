@@ -15,8 +15,6 @@ from machd.errors import ModelFormatError
 from machd_probes.encoder_matrix.tiny_checkpoint import write_encoder
 from machd_probes.encoder_matrix.tiny_encoders import TINY_ENCODERS
 
-pytestmark = pytest.mark.usefixtures("forked_programs")
-
 _NAMES = ("bert", "gemma3_text", "xlm-roberta-classifier", "bert-reranker")
 
 

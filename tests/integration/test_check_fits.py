@@ -12,8 +12,6 @@ from unit.engine.tiny_llama import TinyLlama
 
 from machd.cli.check import check
 
-pytestmark = pytest.mark.usefixtures("forked_programs")
-
 
 @pytest.fixture(name="tiny")
 def _tiny(tmp_path: Path) -> str:

@@ -17,8 +17,6 @@ from machd.engine.backend.mlx_lm_import import import_mlx_lm
 from machd.engine.protocol.reranker import DEFAULT_INSTRUCTION
 from machd.errors import SettingsError
 
-pytestmark = pytest.mark.usefixtures("forked_programs")
-
 _TEMPLATE = """\
 {%- for message in messages %}{{ message['role'] + ': ' + message['content'] + '\\n' }}{% endfor %}"""
 _OF_MESSAGES = "{%- for message in messages if message['role'] == 'user' %}{{ message['content'] }}{% endfor %}"

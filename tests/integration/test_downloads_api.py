@@ -22,8 +22,6 @@ from machd.cli.model import model
 from machd.errors import ConflictError
 from machd.served.model_files import discover
 
-pytestmark = pytest.mark.usefixtures("forked_programs")
-
 _MODEL = "org/name"
 _WEIGHTS = "model.safetensors"
 _SIZE_BYTES = 2_000_000

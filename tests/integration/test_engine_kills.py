@@ -11,7 +11,7 @@ import psutil
 import pytest
 from support.clients.four_dialects import ask_streams_and_whole, questions
 from support.clocks.polling import CEILING_S, wait_until
-from support.daemon.beyond_limit import environ_with_allocation
+from support.daemon.beyond_limit import TOLD
 from support.daemon.engine_kills import EngineKills, assert_answers_stay
 from support.daemon.engine_processes import engine_of
 from support.daemon.serve_process import ServeProcess
@@ -22,16 +22,13 @@ _STALL_S = 5.0
 
 
 @pytest.fixture(name="server", scope="module")
-def _server(
-    embedded_model_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ServeProcess]:
+def _server(embedded_model_path: Path) -> Iterator[ServeProcess]:
     assert embedded_model_path.is_file()
     batching = ("--continuous-batching", "--continuous-batching-max-b=16")
     # Half of the requests wait for a slot, and for several processes to load, on a busy machine.
     waiting = f"--limits-queue-timeout-s={CEILING_S:g}"
-    environ = environ_with_allocation(tmp_path_factory.mktemp("site"))
     stall = f"--engine-stall-timeout-s={_STALL_S:g}"
-    with ServeProcess(*batching, waiting, stall, environ=environ) as server:
+    with ServeProcess(*batching, waiting, stall, environ=TOLD) as server:
         yield server
 
 
@@ -54,12 +51,15 @@ def test_answers_are_those_of_a_daemon_left_alone_when_its_engine_process_is_kil
 @pytest.mark.skipif(
     not hasattr(psutil.Process, "memory_maps"), reason="the system does not tell what is mapped"
 )
-def test_the_front_has_no_mlx(server: ServeProcess) -> None:
+@pytest.mark.usefixtures("embedded_model_path")
+def test_the_front_has_no_mlx() -> None:
     """Its memory maps no file of mlx's, nor of llguidance's, and the engine process's does."""
-    front = psutil.Process(server.process.pid)
-    mapped = {Path(one.path).parts for one in front.memory_maps()}
-    names = {part for parts in mapped for part in parts}
-    computing = {part for one in _engine(server).memory_maps() for part in Path(one.path).parts}
+    with ServeProcess(is_forked=False) as server:
+        front, engine = psutil.Process(server.process.pid), _engine(server)
+        names, computing = (
+            {part for one in process.memory_maps() for part in Path(one.path).parts}
+            for process in (front, engine)
+        )
 
     assert not names & {"mlx", "mlx_lm", "llguidance"}
     assert "mlx" in computing

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 from support.checkpoints.thinking_checkpoint import write_thinking_llama
 from support.clients.four_dialects import ask_streams_and_whole, thoughtful_questions
-from support.daemon.beyond_limit import environ_with_allocation
+from support.daemon.beyond_limit import TOLD
 from support.daemon.engine_kills import EngineKills, assert_answers_stay
 from support.daemon.serve_process import ServeProcess
 
@@ -18,8 +18,7 @@ from support.daemon.serve_process import ServeProcess
 def _server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
     checkpoint = write_thinking_llama(tmp_path_factory.mktemp("kills") / "thinking")
     flags = ("--model-dtype=float32", "--continuous-batching", "--engine-stall-timeout-s=10")
-    environ = environ_with_allocation(tmp_path_factory.mktemp("site"))
-    with ServeProcess(str(checkpoint), *flags, environ=environ) as server:
+    with ServeProcess(str(checkpoint), *flags, environ=TOLD) as server:
         yield server
 
 

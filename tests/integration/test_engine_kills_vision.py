@@ -14,7 +14,7 @@ import pytest
 from support.clients.four_dialects import ask_streams_and_whole, image_questions
 from support.clients.image_files import encoded, picture
 from support.clocks.polling import CEILING_S, wait_until
-from support.daemon.beyond_limit import environ_with_allocation
+from support.daemon.beyond_limit import TOLD
 from support.daemon.engine_kills import EngineKills, assert_answers_stay
 from support.daemon.scraping import scrape
 from support.daemon.serve_process import ServeProcess
@@ -34,8 +34,7 @@ def _server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
     settings = {**json.loads(processor.read_text()), "max_pixels": _MAX_PIXELS}
     processor.write_text(json.dumps(settings))
     flags = ("--model-dtype=float32", "--continuous-batching", "--engine-stall-timeout-s=10")
-    environ = environ_with_allocation(tmp_path_factory.mktemp("site"))
-    with ServeProcess(str(checkpoint), *flags, environ=environ) as server:
+    with ServeProcess(str(checkpoint), *flags, environ=TOLD) as server:
         yield server
 
 

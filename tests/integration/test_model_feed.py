@@ -17,8 +17,6 @@ from support.daemon.running_daemon import RunningDaemon
 from support.daemon.several_models import several_models
 from support.daemon.supervised_daemon import SupervisedDaemon
 
-pytestmark = pytest.mark.usefixtures("forked_programs")
-
 _SIZE = "size=35000000"
 _FEED = "/models/sse"
 

@@ -6,10 +6,7 @@ the allocation come together, in a signal's handler. Nothing else of the process
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
-from pathlib import Path
 from types import FrameType
 
 import psutil
@@ -19,20 +16,8 @@ BEYOND_LIMIT = signal.SIGUSR1 if psutil.LINUX else signal.SIGABRT
 
 _ALLOCATED_BYTES = 1 << 30
 
-_SITE = """\
-import sys
-
-if "machd.cli.engine" in sys.orig_argv:
-    from support.daemon.beyond_limit import install
-
-    install()
-"""
-
-
-def environ_with_allocation(folder: Path) -> dict[str, str]:
-    """Return variables for a daemon whose engine processes have the handler; Python runs a file of the folder at its start."""
-    (folder / "sitecustomize.py").write_text(_SITE, encoding="utf-8")
-    return {"PYTHONPATH": os.pathsep.join([str(folder), *filter(None, sys.path)])}
+TOLD = {"TESTS_BEYOND_LIMIT": "1"}
+"""Variables of a daemon whose engine processes have the handler, which those have that are forked."""
 
 
 def install() -> None:

@@ -8,6 +8,7 @@ cannot do as an interpreter would is started as ever: another interpreter, other
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import fcntl
 import functools
@@ -16,9 +17,11 @@ import importlib
 import json
 import os
 import resource
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -27,18 +30,39 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from support import module_command
+from support.daemon.beyond_limit import TOLD, install
 
 _PROGRAMS = {
     "machd": "machd.cli.main",
     "machd.cli.engine": "machd.cli.engine",
+    "machd.engine.grammar.grammar_child": "machd.engine.grammar.grammar_child",
+    "machd.engine.tokenizer.template_child": "machd.engine.tokenizer.template_child",
+    "machd.engine.vision.processor_child": "machd.engine.vision.processor_child",
     "machd_probes.worker": "machd_probes.worker",
     "support.daemon.engine_child": "support.daemon.engine_child",
     "support.daemon.encoder_child": "support.daemon.encoder_child",
+    "support.daemon.forked_programs": "support.daemon.forked_programs",
 }
 """What is forked: modules as commands name them, and where their ``main`` is."""
 
 FORKED_ENGINE_NAME = "machd-engine"
-"""The name of the process of an engine that was forked: its command line is its parent's."""
+FORKED_TEMPLATE_NAME = "machd-template"
+"""Names of processes that tests look for: the command line of one that was forked is its parent's."""
+
+_NAMES = {
+    "machd.cli.engine": FORKED_ENGINE_NAME,
+    "support.daemon.engine_child": FORKED_ENGINE_NAME,
+    "support.daemon.encoder_child": FORKED_ENGINE_NAME,
+    "machd.engine.tokenizer.template_child": FORKED_TEMPLATE_NAME,
+}
+
+_PARENTS = {"machd.cli.main", "machd_probes.worker", *_NAMES} - {
+    "machd.engine.tokenizer.template_child"
+}
+"""Programs that start some of their own."""
+
+STARTED = subprocess.Popen
+"""What starts an interpreter always."""
 
 _READ_AT_IMPORT = ("PYTHON", "LD_")
 """Beginnings of the variables that an interpreter reads once."""
@@ -53,7 +77,7 @@ _LIBRARIES = (
 _LIBRARIES_OF_MLX = (
     *("machd.engine.assembly", "machd.engine.loading.loader", "machd.engine.ranks.shared_loading"),
     *("machd.engine.encoding.loading", "machd_probes.model_probe", "mlx_lm.models.llama"),
-    *("mlx_lm.models.gemma3_text", "mlx_lm.models.qwen3"),
+    *("mlx_lm.models.gemma3_text", "mlx_lm.models.qwen3", "transformers.utils.chat_template_utils"),
 )
 """What the programs import when they need it. No thread runs before an array is computed."""
 
@@ -94,7 +118,7 @@ class ForkedProgram(subprocess.Popen[Any]):
             "max_file_bytes": self._max_file_bytes,
             "numbers": [0, 1, 2, *pass_fds],
         }
-        parent = _inherited or _started_parent(order.pop("kind"))
+        parent = _inherited or _started_parent(order["kind"])
         self.pid = parent.fork(order, [*streams, *pass_fds])
         self._child_created = True
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
@@ -177,7 +201,7 @@ def _started_parent(kind: str) -> _Parent:
     channel, other = socket.socketpair()
     with other:
         command = (*module_command("support.daemon.forked_programs"), kind, str(other.fileno()))
-        process = subprocess.Popen(command, env=_FIRST_ENVIRON, pass_fds=[other.fileno()])
+        process = STARTED(command, env=_FIRST_ENVIRON, pass_fds=[other.fileno()])
     parent = _Parent(channel)
 
     def end() -> None:
@@ -190,6 +214,47 @@ def _started_parent(kind: str) -> _Parent:
 
 def _prctl(option: int, value: Any) -> None:
     ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+_IN_A_SHELL = """#!{python} -IS
+# machd as a shell finds it, at the cost of a fork.
+import fcntl, json, os, socket, sys
+
+read_end, write_end = os.pipe()
+with open(__file__) as lock, socket.socket(fileno={channel}) as channel:
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    order = json.dumps({{
+        "kind": "any", "module": "machd.cli.main", "arguments": ["machd", *sys.argv[1:]],
+        "environ": dict(os.environ), "folder": os.getcwd(), "starts_session": False,
+        "max_file_bytes": None, "numbers": [0, 1, 2, 3], "code_number": 3,
+    }}).encode()
+    socket.send_fds(channel, [len(order).to_bytes(4, "big")], [0, 1, 2, write_end])
+    channel.sendall(order)
+    channel.recv(4, socket.MSG_WAITALL)
+os.close(write_end)
+sys.exit(ord(os.read(read_end, 1) or bytes([137])))
+"""
+
+
+@functools.cache
+def forked_in_shells() -> tuple[Path, Sequence[int]]:
+    """Return a folder with a ``machd`` for a shell's PATH, and the descriptors that the shell has to inherit."""
+    folder = Path(tempfile.mkdtemp(prefix="machd-in-shells-"))
+    atexit.register(shutil.rmtree, folder)
+    program = folder / "machd"
+    if not _FORKS:
+        program.symlink_to(Path(sys.executable).with_name("machd"))
+        return folder, ()
+    channel, other = socket.socketpair()
+    with other:
+        # A parent of their own, which nothing else of this process asks meanwhile.
+        command = (sys.executable, "-m", "support.daemon.forked_programs", str(other.fileno()))
+        process = ForkedProgram(command, pass_fds=[other.fileno()])
+    atexit.register(process.wait)
+    atexit.register(channel.close)
+    program.write_text(_IN_A_SHELL.format(python=sys.executable, channel=channel.fileno()))
+    program.chmod(0o755)
+    return folder, (channel.fileno(),)
 
 
 def _received(channel: socket.socket, count: int) -> bytes:
@@ -263,11 +328,12 @@ def _become(order: dict[str, Any], descriptors: Sequence[int]) -> NoReturn:
     os.environ.update(order["environ"])
     os.chdir(order["folder"])
     sys.argv[:] = order["arguments"]
-    name = FORKED_ENGINE_NAME if "engine" in order["module"] else "machd"
-    _prctl(_SET_NAME, name.encode())
-    if sys.argv[1:2] == ["serve"]:
+    _prctl(_SET_NAME, _NAMES.get(order["module"], "machd").encode())
+    if order["module"] in _PARENTS and order["kind"] != "model":
         _have_parent()
     code = _run_main(order["module"])
+    if order.get("code_number"):
+        os.write(order["code_number"], bytes([code]))
     os._exit(code)
 
 
@@ -288,16 +354,28 @@ def _have_parent() -> None:
         channel.close()
         for number in (0, 1, 2):
             os.dup2(os.open(os.devnull, os.O_RDWR), number)
+        # No program of its own keeps open what this one was given: another process waits for its end.
+        kept = {0, 1, 2, other.fileno()}
+        for one in {int(one.name) for one in Path("/proc/self/fd").iterdir()} - kept:
+            with contextlib.suppress(OSError):
+                os.close(one)
         _serve(other)
         os._exit(0)
     other.close()
     _inherited = _Parent(channel)
+    fork_programs()
+
+
+def fork_programs() -> None:
+    """Have ``subprocess`` fork programs of machd from now on; :data:`STARTED` starts them all the same."""
     vars(subprocess)["Popen"] = ForkedProgram
 
 
 def _run_main(module: str) -> int:
     """Run a program's ``main``, and end as the interpreter does; returns the exit code."""
     code = 0
+    if module == "machd.cli.engine" and TOLD.items() <= os.environ.items():
+        install()
     try:
         importlib.import_module(module).main()
     except SystemExit as end:
@@ -310,6 +388,11 @@ def _run_main(module: str) -> int:
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     return code & 0xFF
+
+
+def main() -> None:
+    """Be one more parent, which was forked from the first."""
+    _serve(socket.socket(fileno=int(sys.argv[1])))
 
 
 def _main() -> None:
@@ -329,7 +412,7 @@ def _import_all() -> None:
         import_mlx_lm,
         import_mlx_lm_tokenizers,
     )
-    from machd_probes import versions  # noqa: PLC0415
+    from machd_probes.versions import probe_basis  # noqa: PLC0415
 
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # its threads would not live on in a child
     is_for_cpu = choose_blas("auto").library is not None
@@ -339,9 +422,8 @@ def _import_all() -> None:
         import_mlx_lm_tokenizers()  # a driver of a GPU cannot be forked
     for module in (*_PROGRAMS.values(), *(_LIBRARIES_OF_MLX if is_for_cpu else ())):
         importlib.import_module(module)
-    # The sources stay as they are meanwhile, and are read for 0.4 s.
-    vars(versions)["sources_digest"] = functools.cache(versions.sources_digest)
-    versions.sources_digest()
+    # It is kept: reading the sources takes 0.4 s.
+    probe_basis(backend="cpu", blas=None)
 
 
 if __name__ == "__main__":

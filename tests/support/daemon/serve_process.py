@@ -18,7 +18,7 @@ import psutil
 
 from support.clocks.polling import CEILING_S
 from support.daemon.daemon_reports import reported
-from support.daemon.forked_programs import ForkedProgram
+from support.daemon.forked_programs import STARTED, ForkedProgram
 
 
 class ServeProcess:
@@ -47,7 +47,7 @@ class ServeProcess:
             *program, "serve", "--port", "0", "--admin-listen", "127.0.0.1:0",
             "--logging-format", "json", *arguments,
         ]  # fmt: skip
-        self._popen = ForkedProgram if is_forked else subprocess.Popen
+        self._popen = ForkedProgram if is_forked else STARTED
         self._environ = {**_clean_environ(), **(environ or {})}
         self._lines: queue.Queue[dict[str, object] | None] = queue.Queue()
         self.events: list[dict[str, object]] = []

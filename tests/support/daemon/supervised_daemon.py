@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import cast
-from unittest import mock
 
 from machd.clock import SystemClock
 from machd.engine.fake.tokenizer import FakeTokenizer
@@ -23,7 +22,6 @@ from machd.served.started_engine import StartedEngine
 from machd.served.supervised_engine import SupervisedEngine
 from machd.settings.model import Settings
 from support import module_command
-from support.daemon.forked_programs import ForkedProgram
 from support.daemon.running_daemon import RunningDaemon
 
 
@@ -100,7 +98,6 @@ class SupervisedDaemon(RunningDaemon):
             self.refused_starts -= 1
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
         command = (*module_command(self._child[0]), *self._child[1:])
-        with mock.patch.object(subprocess, "Popen", ForkedProgram):
-            started = StartedEngine(command, settings.model_dump_json(), name)
+        started = StartedEngine(command, settings.model_dump_json(), name)
         self.processes.append(started.process)
         return started

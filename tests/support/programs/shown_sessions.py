@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from support.clocks.polling import CEILING_S
+from support.daemon.forked_programs import forked_in_shells
 
 _FENCE = re.compile(r"^( *)```([\w-]*)[^\n]*\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
 _NOT_RUN = re.compile(r"<!-- not run: ([^>]+?) -->\s*\Z")
@@ -72,10 +73,12 @@ class Terminal:
         kept = shlex.quote(str(self._folder.with_suffix(".variables")))
         keep = f"{{ export -p | grep -v LME_; printf 'cd %q\\n' \"$PWD\"; }} > {kept}"
         script = f". {kept} 2>&-; set -a\n{command}\nstatus=$?; {keep}; exit $status"
+        folder, inherited = forked_in_shells()
         result = subprocess.run(
             ["bash", "-c", script],
             cwd=self._folder,
-            env=self._variables("machd ctl" in command),
+            pass_fds=inherited,
+            env=self._variables(folder, "machd ctl" in command),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -87,11 +90,13 @@ class Terminal:
             output = output.replace(real, shown)
         return result.returncode, output
 
-    def _variables(self, needs_daemon: bool) -> dict[str, str]:  # noqa: FBT001 - read one line above
+    def _variables(self, folder: Path, needs_daemon: bool) -> dict[str, str]:  # noqa: FBT001 - read one line above
         if self._own_variables is not None:
             return dict(self._own_variables)
         outer = {name: one for name, one in os.environ.items() if not name.startswith("LME_")}
-        path = f"{Path(sys.executable).parent}{os.pathsep}{outer.get('PATH', '')}"
+        path = os.pathsep.join(
+            map(str, (folder, Path(sys.executable).parent, outer.get("PATH", "")))
+        )
         return {**outer, "PATH": path, "COLUMNS": "120", **(self._environ if needs_daemon else {})}
 
 

@@ -20,8 +20,6 @@ from machd_probes.results_cache import ResultsCache, results_directory
 from machd_probes.runner import Runner, RunnerLimits
 from machd_probes.worker_messages import BLAS_VARIABLE
 
-pytestmark = pytest.mark.usefixtures("one_digest_of_sources")
-
 KNOWN = ["fine-1", "fine-2", "crash", "exit"]
 
 

@@ -20,8 +20,6 @@ from machd_probes.encoder_matrix.command import measured_encoders
 from machd_probes.encoder_matrix.tiny_encoders import TINY_ENCODERS
 from machd_probes.runner import Runner, RunnerLimits
 
-pytestmark = pytest.mark.usefixtures("one_digest_of_sources")
-
 _GENERATING = ["fine-1", "qwen3"]
 _LIMITS = RunnerLimits(architecture_s=20.0, workers=1)
 

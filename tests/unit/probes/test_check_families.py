@@ -20,8 +20,6 @@ from machd_probes.runner import Runner, RunnerLimits
 from machd_probes.vision_matrix import command
 from machd_probes.vision_matrix.command import check_families
 
-pytestmark = pytest.mark.usefixtures("one_digest_of_sources")
-
 _KNOWN = ["crash", "right", "single", "text", "wrong"]
 
 
