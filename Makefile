@@ -5,7 +5,8 @@
 MACHD := .venv/bin/machd
 # Tests start many processes, each of which would compile the sources again.
 export PYTHONDONTWRITEBYTECODE :=
-SIDE_BY_SIDE := --numprocesses auto --dist loadfile
+# In the order of the folders, so that files of many quick tests come last and fill what the slow ones leave.
+SIDE_BY_SIDE := --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 help: ## this list
 	@echo 'Targets; plain `make` is `make serve`:'
