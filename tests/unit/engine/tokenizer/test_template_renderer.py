@@ -13,6 +13,7 @@ import psutil
 import pytest
 from support.checkpoints.hostile_templates import HARMLESS, HOSTILE, UNINTERRUPTIBLE
 from support.clocks.polling import CEILING_S, wait_until
+from support.daemon.forked_programs import FORKED_TEMPLATE_NAME
 from support.every_run import sampled
 
 from machd.engine.loading.formats.gguf.header import read_gguf_header
@@ -49,9 +50,10 @@ def _render(
 
 def _children() -> list[psutil.Process]:
     return [
-        child
-        for child in psutil.Process().children()
-        if "machd.engine.tokenizer.template_child" in child.cmdline()
+        one
+        for one in psutil.Process().children()
+        if one.name() == FORKED_TEMPLATE_NAME
+        or "machd.engine.tokenizer.template_child" in one.cmdline()
     ]
 
 
