@@ -8,6 +8,7 @@ import logging
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -110,6 +111,7 @@ _LM_STUDIO = ("/api/v0/", "/api/v1/")
 """Paths whose errors are in OpenAI's envelope, beside Ollama's below ``/api``."""
 
 
+@cache
 def _routes() -> list[tuple[str, set[str]]]:
     """Every path that the application has, parameters filled in, and its methods."""
     context = ServerContext(
