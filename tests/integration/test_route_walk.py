@@ -172,12 +172,13 @@ def test_the_walk_sees_the_routes() -> None:
     ("stranger", "walked"),
     sampled(
         [(one, walked) for one in STRANGERS for walked in ("every method", "its methods")],
-        [("no key", "every method"), *((one, "its methods") for one in STRANGERS if one != "no key")],
+        [
+            ("no key", "every method"),
+            *((one, "its methods") for one in STRANGERS if one != "no key"),
+        ],
     ),
 )
-def test_strangers_get_nothing_but_health(
-    locked: httpx.Client, stranger: str, walked: str
-) -> None:
+def test_strangers_get_nothing_but_health(locked: httpx.Client, stranger: str, walked: str) -> None:
     """On every route: 401 where the method exists, 405 where not, and no CORS header at all."""
     for path, methods in _routes():
         for method in METHODS if walked == "every method" else sorted(methods):
