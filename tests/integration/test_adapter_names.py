@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,10 @@ def _engine() -> FakeEngine:
 
 @pytest.fixture(name="directory")
 def _directory(tmp_path: Path) -> Path:
+    return _write_adapters(tmp_path)
+
+
+def _write_adapters(tmp_path: Path) -> Path:
     directory = tmp_path / "adapters"
     write_adapter(directory / "support", 1)
     write_adapter(directory / "Style", 2)
@@ -70,6 +75,19 @@ def _directory(tmp_path: Path) -> Path:
 
 @pytest.fixture(name="client")
 def _client(directory: Path) -> Iterator[httpx.Client]:
+    with _served(directory) as client:
+        yield client
+
+
+@pytest.fixture(name="unchanged", scope="module")
+def _unchanged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """A client whose daemon has the same adapters, which no test changes."""
+    with _served(_write_adapters(tmp_path_factory.mktemp("unchanged"))) as client:
+        yield client
+
+
+@contextmanager
+def _served(directory: Path) -> Iterator[httpx.Client]:
     with (
         RunningDaemon(_engine, {"adapters.directory": str(directory)}) as daemon,
         httpx.Client(base_url=daemon.url, timeout=CEILING_S) as client,
@@ -123,17 +141,17 @@ def test_rows_of_adapters_and_of_the_model_are_never_mixed_up(
 
 
 @pytest.mark.parametrize("name", _NOTHING)
-def test_name_of_nothing_is_answered_by_no_model(client: httpx.Client, name: str) -> None:
+def test_name_of_nothing_is_answered_by_no_model(unchanged: httpx.Client, name: str) -> None:
     """Neither a misspelt adapter nor a path gets the model's own answer; nothing outside of the directory is served."""
-    answer = client.post(_CHAT, json={**chat(), "model": name})
+    answer = unchanged.post(_CHAT, json={**chat(), "model": name})
 
     assert answer.status_code == 404, answer.text
     assert answer.json()["error"]["code"] == "model_not_found"
 
 
-def test_very_long_name_is_refused(client: httpx.Client) -> None:
+def test_very_long_name_is_refused(unchanged: httpx.Client) -> None:
     """10,000 characters are no name, whatever they begin with."""
-    answer = client.post(_CHAT, json={**chat(), "model": "fake:" + "a" * 10_000})
+    answer = unchanged.post(_CHAT, json={**chat(), "model": "fake:" + "a" * 10_000})
 
     assert answer.status_code == 400, answer.text
 
@@ -178,27 +196,30 @@ def test_every_door_computes_with_the_adapter_that_it_is_asked_for(
     assert b'"model":"support"' in streamed.content
 
 
-def test_lists_tell_adapters_with_their_parent(client: httpx.Client) -> None:
+def test_lists_tell_adapters_with_their_parent(unchanged: httpx.Client) -> None:
     """Each list has them behind the models, under the names that answers have."""
     names = ["Style", "files", "support"]
 
-    cards = client.get("/v1/models").json()["data"]
+    cards = unchanged.get("/v1/models").json()["data"]
     assert [one["id"] for one in cards] == ["fake", *names]
     assert [one.get("parent") for one in cards] == [None, "fake", "fake", "fake"]
     assert [one.get("root") for one in cards] == [None, *names]
     assert all(one["size_bytes"] > 0 for one in cards[1:])
-    anthropic = client.get("/v1/models", headers={"anthropic-version": "2023-06-01"}).json()
+    anthropic = unchanged.get("/v1/models", headers={"anthropic-version": "2023-06-01"}).json()
     assert [one["id"] for one in anthropic["data"]] == ["fake", *names]
     assert anthropic["last_id"] == "support"
-    tags = client.get("/api/tags").json()["models"]
+    tags = unchanged.get("/api/tags").json()["models"]
     assert [one["name"] for one in tags] == ["fake", *names]
     assert [one["details"]["parent_model"] for one in tags] == ["", "fake", "fake", "fake"]
     assert len({one["digest"] for one in tags}) == len(tags)
-    assert [one["key"] for one in client.get("/api/v1/models").json()["models"]] == ["fake", *names]
-    assert [one["id"] for one in client.get("/api/v0/models").json()["data"]] == ["fake", *names]
-    shown = client.post("/api/show", json={"model": "support"}).json()
+    assert [one["key"] for one in unchanged.get("/api/v1/models").json()["models"]] == [
+        "fake",
+        *names,
+    ]
+    assert [one["id"] for one in unchanged.get("/api/v0/models").json()["data"]] == ["fake", *names]
+    shown = unchanged.post("/api/show", json={"model": "support"}).json()
     assert shown["details"]["parent_model"] == "fake"
-    told = client.get("/v1/capabilities").json()["adapters"]
+    told = unchanged.get("/v1/capabilities").json()["adapters"]
     assert [(one["id"], one["max_rank"], one["format"]) for one in told] == [
         ("Style", 2, "mlx-lm"),
         ("files", 2, "GGUF"),
@@ -334,18 +355,18 @@ def test_listed_adapters_count_together_with_their_scales(
     ],
 )
 def test_wrong_list_of_adapters_is_refused(
-    client: httpx.Client, model: str, lora: list[dict[str, object]]
+    unchanged: httpx.Client, model: str, lora: list[dict[str, object]]
 ) -> None:
     """An id of none, one twice, a scale that is none or absurd, too many, or a list beside an adapter's name."""
-    answer = client.post(_CHAT, json={**chat(), "model": model, "lora": lora})
+    answer = unchanged.post(_CHAT, json={**chat(), "model": model, "lora": lora})
 
     assert answer.status_code == 400, answer.text
     assert "lora" in answer.text
 
 
-def test_scales_for_all_requests_are_refused_in_words(client: httpx.Client) -> None:
+def test_scales_for_all_requests_are_refused_in_words(unchanged: httpx.Client) -> None:
     """llama.cpp's POST would change the answers of other clients."""
-    answer = client.post("/lora-adapters", json=[{"id": 0, "scale": 1.0}])
+    answer = unchanged.post("/lora-adapters", json=[{"id": 0, "scale": 1.0}])
 
     assert answer.status_code == 400
     assert "send lora with each request" in answer.json()["error"]["message"]

@@ -34,6 +34,13 @@ def daemon(tmp_path: Path, config_path: Path) -> Iterator[AdminDaemon]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def unchanged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AdminDaemon]:
+    """One whose settings no test changes."""
+    with kept_logging(), AdminDaemon(tmp_path_factory.mktemp("unchanged")) as running:
+        yield running
+
+
 def _max_n(daemon: AdminDaemon) -> int:
     """Return what requests are held against, not what is shown."""
     answer = daemon.http.post(_CHAT, json=chat(n=99, max_tokens=1))
@@ -153,9 +160,9 @@ def test_every_problem_of_a_patch_is_told(daemon: AdminDaemon) -> None:
         b"\xff",
     ],
 )
-def test_a_patch_of_another_shape_is_refused(daemon: AdminDaemon, body: bytes) -> None:
+def test_a_patch_of_another_shape_is_refused(unchanged: AdminDaemon, body: bytes) -> None:
     """A patch of another shape gets 400 before settings are checked."""
-    answer = daemon.admin.patch(
+    answer = unchanged.admin.patch(
         "/admin/config", content=body, headers={"Content-Type": "application/json"}
     )
     _error(answer, 400, "invalid_request")

@@ -19,6 +19,7 @@ from support.daemon.scraping import is_idle, scrape
 from support.engines.dialogue import chat, completion, sse_text, told
 from support.engines.fake_engine import FakeEngine
 from support.engines.step_gate import StepGate, at_decode, at_prefill
+from support.every_run import sampled
 
 from machd.engine.protocol.step import StepPlan
 
@@ -27,9 +28,15 @@ _COMPLETIONS = "/v1/completions"
 _ENDLESS = 50_000
 _CONTEXT_TOKENS = 1_000_000
 
-_LEAVING = pytest.mark.parametrize(
-    "leave", [RawClient.reset, RawClient.close], ids=["reset", "close"]
-)
+_WAYS = {"reset": RawClient.reset, "close": RawClient.close}
+_LEAVING = pytest.mark.parametrize("leave", _WAYS.values(), ids=list(_WAYS))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _frozen_before() -> None:
+    """Spare what earlier tests keep from being looked through after each test of these."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -92,8 +99,18 @@ _PHASES = [
 ]
 
 
-@_LEAVING
-@pytest.mark.parametrize("phase", _PHASES, ids=lambda phase: phase.name)
+_EVERY_RUN = {f"{one.name}, {list(_WAYS)[place % 2]}" for place, one in enumerate(_PHASES)}
+"""Every phase in one way, each way in each kind of phase."""
+
+
+@pytest.mark.parametrize(
+    ("phase", "leave"),
+    sampled(
+        [(phase, leave) for phase in _PHASES for leave in _WAYS.values()],
+        _EVERY_RUN,
+        [f"{phase.name}, {way}" for phase in _PHASES for way in _WAYS],
+    ),
+)
 def test_a_client_that_leaves_frees_its_slot_before_the_next_step(
     phase: _Phase, leave: Callable[[RawClient], None]
 ) -> None:

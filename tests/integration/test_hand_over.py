@@ -20,6 +20,7 @@ from support.engines.dialogue import sse_data, sse_text
 from support.engines.oracle import Oracle, draft_eagerly
 from support.engines.step_gate import StepGate
 from support.engines.tiny_models import TinyKind, tiny_model
+from support.every_run import sampled
 
 from machd.engine.assembly import engine_parts
 from machd.engine.protocol.engine import Engine
@@ -40,7 +41,7 @@ _SETTINGS: dict[str, object] = {
 _SCHEMA = {
     "type": "object",
     "properties": {
-        name: {"type": "string", "minLength": 50, "maxLength": 60} for name in ("one", "two", "six")
+        name: {"type": "string", "minLength": 24, "maxLength": 30} for name in ("one", "two", "six")
     },
     "required": ["one", "two", "six"],
     "additionalProperties": False,
@@ -48,7 +49,7 @@ _SCHEMA = {
 
 
 def _completion(prompt: str, **fields: object) -> dict[str, object]:
-    usual = {"max_tokens": 300, "temperature": 0, "ignore_eos": True, "stream": True}
+    usual = {"max_tokens": 120, "temperature": 0, "ignore_eos": True, "stream": True}
     # One character a token: the end of the text, which has none, is never said.
     return {"model": "tiny-llama", "prompt": prompt, "logit_bias": {"0": -100}, **usual, **fields}
 
@@ -60,7 +61,7 @@ _FIRST: dict[str, dict[str, object]] = {
     "schema": {
         "model": "tiny-llama",
         "messages": [{"role": "user", "content": "in a form"}],
-        "max_tokens": 300,
+        "max_tokens": 160,
         "temperature": 0.8,
         "seed": 3,
         "stream": True,
@@ -71,9 +72,9 @@ _FIRST: dict[str, dict[str, object]] = {
     },
 }
 _OTHERS: dict[str, dict[str, object]] = {
-    "second": _completion("the next", max_tokens=30),
-    "third": _completion("and one more", max_tokens=28, temperature=1, seed=3),
-    "fourth": _completion("that is all", max_tokens=24, presence_penalty=0.5),
+    "second": _completion("the next", max_tokens=14),
+    "third": _completion("and one more", max_tokens=12, temperature=1, seed=3),
+    "fourth": _completion("that is all", max_tokens=10, presence_penalty=0.5),
 }
 
 
@@ -224,8 +225,17 @@ def _step_until(gate: StepGate, rows: int) -> None:
     raise AssertionError(f"no step decodes {rows} rows")
 
 
-@pytest.mark.parametrize("looks_ahead", [False, True], ids=["in step", "looking ahead"])
-@pytest.mark.parametrize("name", list(_FIRST))
+@pytest.mark.parametrize(
+    ("name", "looks_ahead"),
+    sampled(
+        [(name, ahead) for name in _FIRST for ahead in (False, True)],
+        # Every way to sample; of looking ahead, the plain rows and those that a grammar holds back.
+        [
+            *((name, False) for name in ("seeded", "penalised", "schema")),
+            *((name, True) for name in ("greedy", "schema")),
+        ],
+    ),
+)
 def test_a_request_that_is_joined_and_left_again_is_answered_as_alone(
     name: str,
     looks_ahead: bool,  # noqa: FBT001

@@ -1055,7 +1055,7 @@ def test_a_reset_that_fails_ends_the_daemon() -> None:
 
 def test_a_dead_engine_is_not_alive() -> None:
     """While the last streams end after the engine was given up, live and ready are 503."""
-    steps = 9000
+    steps = 5000
     faults = FakeFaults(step_errors={steps + number: _fault() for number in range(6)})
     engine = FakeEngine(told, faults=faults, context_tokens=20_000)
     with (

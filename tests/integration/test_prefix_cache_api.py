@@ -53,6 +53,13 @@ def daemon(tmp_path: Path) -> Iterator[AdminDaemon]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def unused(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AdminDaemon]:
+    """One without keys that never computes anything."""
+    with _running(tmp_path_factory.mktemp("unused")) as running:
+        yield running
+
+
 def _running(
     directory: Path, engine: Callable[[], Engine] = lambda: FakeEngine(told), **flags: object
 ) -> AdminDaemon:
@@ -455,13 +462,13 @@ def test_a_prompt_that_fails_does_not_stop_the_others(daemon: AdminDaemon) -> No
     ],
 )
 def test_what_cannot_be_warmed_is_refused(
-    daemon: AdminDaemon, body: dict[str, object], param: str
+    unused: AdminDaemon, body: dict[str, object], param: str
 ) -> None:
     """All of it, by name, before anything is computed."""
-    answer = daemon.admin.post(_WARM, json=body)
+    answer = unused.admin.post(_WARM, json=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
-    assert _stats(daemon)["prefix"]["queries"] == 0
+    assert _stats(unused)["prefix"]["queries"] == 0
 
 
 def test_nothing_is_warmed_where_nothing_can_be_kept(tmp_path: Path) -> None:

@@ -75,18 +75,6 @@ def _parent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonParent]:
 
 @pytest.fixture(name="tiny", scope="module")
 def _tiny(parent: DaemonParent, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    """A daemon of the tiny model, without keys."""
-    model = str(write_tiny_llama(tmp_path_factory.mktemp("model") / _TINY))
-    flags = (model, "--continuous-batching", "--continuous-batching-max-b", "6")
-    with (
-        parent.running(*flags) as cached,
-        parent.running(*flags, "--no-cache-prefix") as plain,
-    ):
-        yield Pair(cached, plain)
-
-
-@pytest.fixture(name="keyed", scope="module")
-def _keyed(parent: DaemonParent, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     """A daemon of the tiny model, with two API keys."""
     model = str(write_tiny_llama(tmp_path_factory.mktemp("model") / _TINY))
     keys = tmp_path_factory.mktemp("keys") / "api-keys"
@@ -125,13 +113,14 @@ def _questions() -> list[Asked]:
             {
                 "model": _TINY, "max_tokens": 10, **way,
                 "messages": [system, {"role": "user", "content": user}],
-            }
+            },
+            ALICE,
         )
         for user in users
         for way in ways
     ]  # fmt: skip
     texts = [
-        Asked({"model": _TINY, "prompt": _text("text", 100) + user, "max_tokens": 8, **way})
+        Asked({"model": _TINY, "prompt": _text("text", 100) + user, "max_tokens": 8, **way}, ALICE)
         for user in users
         for way in ({"temperature": 0, "logprobs": 2}, {"temperature": 0, "echo": True})
     ]
@@ -192,7 +181,7 @@ def test_modes_keep_the_cache(tiny: Pair) -> None:
         ("batched", "one"),
     ):
         tiny.cached.change("/admin/mode", {"mode": mode})
-        asked = Asked({"model": _TINY, "prompt": _text(f"mode {text}", 60), "max_tokens": 2})
+        asked = _prompt(f"mode {text}", 60, max_tokens=2)
         answers.append(ask(tiny.cached.url, asked))
     assert all(one.cached_tokens in {0, one.prompt_tokens - 1} for one in answers)
     assert answers[-1].cached_tokens == answers[-1].prompt_tokens - 1
@@ -204,11 +193,12 @@ def test_stop_texts_and_leaving_spoil_nothing(tiny: Pair) -> None:
         {
             "model": _TINY, "prompt": _text("cut", 90), "max_tokens": 24, "temperature": 0,
             "ignore_eos": True,
-        }
+        },
+        ALICE,
     )  # fmt: skip
     whole = ask(tiny.plain.url, asked)
     word = whole.texts[0].split()[3]
-    stopped = Asked({**asked.fields, "stop": [word]})
+    stopped = Asked({**asked.fields, "stop": [word]}, ALICE)
     expected = ask(tiny.plain.url, stopped)
     assert expected.reasons == ("stop",)
     with ThreadPoolExecutor(4) as pool:
@@ -218,15 +208,17 @@ def test_stop_texts_and_leaving_spoil_nothing(tiny: Pair) -> None:
     for _ in range(2):
         assert ask(tiny.cached.url, asked).said == whole.said
         assert ask(tiny.cached.url, stopped).said == expected.said
-    longer = Asked({**asked.fields, "prompt": f"{asked.fields['prompt']}{whole.texts[0]} and on"})
+    longer = Asked(
+        {**asked.fields, "prompt": f"{asked.fields['prompt']}{whole.texts[0]} and on"}, ALICE
+    )
     said = ask(tiny.cached.url, longer)
     assert said.said == ask(tiny.plain.url, longer).said
     assert said.cached_tokens >= whole.prompt_tokens, "an answer is reused, too"
 
 
-def test_steps_of_the_table(keyed: Pair) -> None:
+def test_steps_of_the_table(tiny: Pair) -> None:
     """A prompt is a miss, then a full hit; a longer one is a prefix hit, and the first one a hit again."""
-    url = keyed.cached.url
+    url = tiny.cached.url
     first = _prompt("table", 60)
     begun = prefix_stats(url, ALICE)
     cold = ask(url, first)
@@ -237,7 +229,7 @@ def test_steps_of_the_table(keyed: Pair) -> None:
     assert cold.prompt_tokens - 1 <= longer.cached_tokens < longer.prompt_tokens - 1
     back = ask(url, first)
     assert back.computed_tokens == 1
-    assert cold.said == warm.said == back.said == ask(keyed.plain.url, first).said
+    assert cold.said == warm.said == back.said == ask(tiny.plain.url, first).said
     wait_until(
         lambda: prefix_stats(url, ALICE)["queries"] == begun["queries"] + 4, "all are counted"
     )
@@ -251,9 +243,9 @@ def test_steps_of_the_table(keyed: Pair) -> None:
     }
 
 
-def test_ten_users_of_one_system_prompt_compute_it_once(keyed: Pair) -> None:
+def test_ten_users_of_one_system_prompt_compute_it_once(tiny: Pair) -> None:
     """One computes it, nine wait for that and begin with it, a late one too; it is kept once."""
-    url = keyed.cached.url
+    url = tiny.cached.url
     system = _text("ten", 200)
     prompts = [f"{system} User {number}." for number in range(_USERS)]
 
@@ -292,9 +284,9 @@ def test_ten_users_of_one_system_prompt_compute_it_once(keyed: Pair) -> None:
     assert late.computed_tokens < 0.1 * late.prompt_tokens
 
 
-def test_another_key_meets_a_miss(keyed: Pair) -> None:
+def test_another_key_meets_a_miss(tiny: Pair) -> None:
     """Each key computes its prompts itself; what keys share they are told to share, and salts keep apart."""
-    url = keyed.cached.url
+    url = tiny.cached.url
     for number in range(3):
         cold, warm, other = (
             ask(url, _prompt(f"keys {number}", 150, key=key)) for key in (ALICE, ALICE, BOB)
@@ -314,7 +306,7 @@ def test_another_key_meets_a_miss(keyed: Pair) -> None:
     both = [_prompt("keys at once", 100, key=key) for key in (ALICE, BOB)]
     assert all(_is_miss(one) for one in ask_all(url, both))
 
-    keyed.cached.change("/admin/config", {"cache": {"namespace": "shared"}})
+    tiny.cached.change("/admin/config", {"cache": {"namespace": "shared"}})
     try:
         shared = [_prompt("keys shared", 60, key=key) for key in (ALICE, BOB)]
         assert _is_miss(ask(url, shared[0]))
@@ -323,7 +315,7 @@ def test_another_key_meets_a_miss(keyed: Pair) -> None:
         assert not ask(url, _prompt("keys shared", 60, key=BOB, cache_salt="a")).cached_tokens
         assert _is_miss(ask(url, _prompt("keys 0", 150, key=BOB))), "that was under keys"
     finally:
-        keyed.cached.change("/admin/config", {"cache": {"namespace": "key"}})
+        tiny.cached.change("/admin/config", {"cache": {"namespace": "key"}})
 
 
 class _Watch:

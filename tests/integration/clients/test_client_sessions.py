@@ -11,6 +11,7 @@ from support.clients.recorded_sessions import LONGEST_KEPT_CHARS, NAMES, SESSION
 from support.clocks.polling import CEILING_S
 from support.daemon.running_daemon import RunningDaemon
 from support.engines.fake_engine import FakeEngine, spelled
+from support.every_run import sampled
 
 from machd.cli.cache_report import CacheReporter, replayed
 from machd.cli.recorded_requests import recorded_requests
@@ -24,7 +25,12 @@ _KINDS = {"positions": BlockCosts(1024), "state": BlockCosts(1024, 4096)}
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [*((one, "positions") for one in NAMES), ("claude_code", "state")]
+    ("name", "kind"),
+    sampled(
+        [*((one, "positions") for one in NAMES), ("claude_code", "state")],
+        # One of each API, and of each kind of cache.
+        [("codex", "positions"), ("opencode", "positions"), ("claude_code", "state")],
+    ),
 )
 def test_cache_report_tells_what_a_daemon_tells(name: str, kind: str, tmp_path: Path) -> None:
     """The report finds as many tokens of each request of a session as a daemon, for the same reason, with caches of either kind."""

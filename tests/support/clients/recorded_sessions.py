@@ -7,12 +7,14 @@ words. What equals another text becomes the same words, and lines that change be
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +45,12 @@ class RecordedRequest:
 
 
 def read_session(name: str) -> list[RecordedRequest]:
-    """Return the requests of a client's session."""
+    """Return the requests of a client's session; they are the caller's own."""
+    return copy.deepcopy(_session(name))
+
+
+@cache
+def _session(name: str) -> list[RecordedRequest]:
     first, *lines = (SESSIONS / f"{name}.jsonl").read_text("utf-8").splitlines()
     shared = json.loads(first)["shared"]
 

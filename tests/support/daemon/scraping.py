@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from machd.telemetry.metric_table import MODEL_LABEL
 from machd.telemetry.metrics import Metrics
@@ -23,28 +25,34 @@ class Page:
             model.name_model("m")
             page = page.render().decode()
         self.text = page
-        self.families = families_of(page)
-        self._values = {
-            (sample.name, _labels(sample.labels)): sample.value
-            for family in self.families.values()
-            for sample in family.samples
-        }
+        self._values: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
+
+    @cached_property
+    def families(self) -> dict[str, Metric]:
+        """All of it."""
+        return families_of(self.text)
 
     def value(self, name: str, **labels: str) -> float | None:
         """One series' value; None while it does not exist."""
-        return self._values.get((name, _labels(labels)))
+        return self._values_of(name).get(_labels(labels))
 
     def series(self, name: str) -> dict[tuple[str, ...], float]:
         """Values of a metric by its label values."""
         return {
             tuple(value for _, value in labels): number
-            for (sample, labels), number in self._values.items()
-            if sample == name
+            for labels, number in self._values_of(name).items()
         }
 
     def counted(self, name: str) -> dict[tuple[str, ...], float]:
         """Series that are not at zero."""
         return {labels: value for labels, value in self.series(name).items() if value}
+
+    def _values_of(self, name: str) -> dict[tuple[tuple[str, str], ...], float]:
+        if name not in self._values:
+            self._values[name] = {
+                _labels(sample.labels): sample.value for sample in _samples(self.text, name)
+            }
+        return self._values[name]
 
 
 def metrics_of_one_model() -> tuple[Metrics, ModelMetrics]:
@@ -89,11 +97,19 @@ def _text(url: str) -> str:
 
 
 def _total(text: str, name: str, labels: dict[str, str]) -> float:
-    # Tests ask hundreds of times while they wait: the whole page takes 20 ms to parse.
-    lines = [line for line in text.splitlines(keepends=True) if line.startswith(name)]
     return sum(
         float(sample.value)
+        for sample in _samples(text, name)
+        if labels.items() <= sample.labels.items()
+    )
+
+
+def _samples(text: str, name: str) -> list[Sample]:
+    # Tests ask hundreds of times while they wait: the whole page takes 20 ms to parse.
+    lines = [line for line in text.splitlines(keepends=True) if line.startswith(name)]
+    return [
+        sample
         for family in text_string_to_metric_families("".join(lines))
         for sample in family.samples
-        if sample.name == name and labels.items() <= sample.labels.items()
-    )
+        if sample.name == name
+    ]

@@ -343,7 +343,7 @@ def _choices(draw: st.DrawFn, index: int, case: _Case) -> list[ChoiceDelta]:
     return deltas
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @pytest.mark.parametrize("case", _CASES.values(), ids=_CASES.keys())
 @given(data=st.data())
 def test_a_stream_adds_up_to_the_unstreamed_answer(case: _Case, data: st.DataObject) -> None:

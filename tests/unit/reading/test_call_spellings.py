@@ -77,7 +77,7 @@ def test_every_parser_of_mlx_lm_has_a_spelling() -> None:
 
 
 @_EVERY
-@settings(max_examples=10)
+@settings(max_examples=8)
 @given(data=st.data())
 def test_calls_are_read_as_templates_write_them(kind: str, data: st.DataObject) -> None:
     """Whatever their values hold: the calls, the thoughts before them, and the text around them."""
@@ -161,7 +161,7 @@ def test_unknown_function_is_text(kind: str, data: st.DataObject) -> None:
 
 
 @_EVERY
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(data=st.data())
 def test_call_that_the_model_left_unfinished_is_text(kind: str, data: st.DataObject) -> None:
     """A whole answer that ends anywhere in a section: calls that are whole, and else its own text."""
@@ -182,7 +182,7 @@ def test_call_that_the_model_left_unfinished_is_text(kind: str, data: st.DataObj
 
 
 @_EVERY
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(data=st.data())
 def test_no_damage_makes_a_call_of_what_was_not_written(kind: str, data: st.DataObject) -> None:
     """A piece cut out, doubled or put in: every letter of the city is in a call or in the text."""

@@ -89,7 +89,7 @@ def _check_cut(output: ChatOutput, text: str, length: int, cuts: Sequence[int]) 
     assert len(read.calls) <= len(whole.calls)
 
 
-@settings(max_examples=300)
+@settings(max_examples=120)
 @example(
     text='<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>\n<tool_call>\n{"na',
     length=1000,
@@ -109,7 +109,7 @@ def test_marked_calls_cut_anywhere_give_no_content(
     _check_cut(chat_output(FAKE, is_forced=is_forced), text, length, cuts)
 
 
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(
     text=bare_calls,
     length=st.integers(0, 600),
@@ -123,13 +123,16 @@ def test_bare_calls_cut_anywhere_give_no_content(
     _check_cut(chat_output(BARE, has_bare_calls=True, is_forced=is_forced), text, length, cuts)
 
 
+@pytest.mark.parametrize("stride", [4, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize(("name", "text", "calls"), SPELLINGS)
-def test_other_spellings_cut_anywhere_give_no_content(name: str, text: str, calls: int) -> None:
-    """Every spelling that mlx-lm reads, cut at every character, twice in a row."""
+def test_other_spellings_cut_anywhere_give_no_content(
+    name: str, text: str, calls: int, stride: int
+) -> None:
+    """Every spelling that mlx-lm reads, cut at every character, and behind another call at every one or fourth."""
     del calls
     output = chat_output(mlx_format(name))
     twice = f"{text}\n{text}"
-    for length in range(len(twice) + 1):
+    for length in (*range(len(text) + 1), *range(len(text) + 1, len(twice) + 1, stride)):
         read = read_answer(output, [twice[:length]], is_cut=True)
         assert read.content == "", twice[:length]
         assert read_answer(output, twice[:length], is_cut=True) == read
@@ -143,7 +146,7 @@ def test_whole_calls_before_a_cut_are_kept_where_nothing_ends_a_section() -> Non
     assert read.content == ""
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(
     text=marked_calls, length=st.integers(0, 600), lead=st.sampled_from(["Let me see.", "a < b"])
 )

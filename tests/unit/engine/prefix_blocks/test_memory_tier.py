@@ -20,6 +20,7 @@ from support.engines.block_rows import ASKED, BlockRows, FilesInMemory, saved_bl
 from support.engines.parity import differences
 from support.engines.tiny_engines import loaded
 from support.engines.tiny_models import VOCABULARY_TOKENS, TinyKind, each_kind, tiny_model
+from support.every_run import sampled
 
 from machd.engine.assembly import make_engine
 from machd.engine.backend.untyped import Cache
@@ -337,8 +338,14 @@ def test_positions_with_nan_are_not_stored(looks_ahead: bool) -> None:  # noqa: 
 
 
 @_KINDS
-@pytest.mark.parametrize("lane", list(Lane))
-@pytest.mark.parametrize("tokens", [1, 2, 9])
+@pytest.mark.parametrize(
+    ("lane", "tokens"),
+    sampled(
+        [(lane, tokens) for lane in Lane for tokens in (1, 2, 9)],
+        # Each lane, with the first token and with a later one that the row looked ahead for.
+        [(Lane.BATCH, 1), (Lane.SERIAL, 9)],
+    ),
+)
 def test_row_that_left_by_itself_leaves_blocks(kind: TinyKind, lane: Lane, tokens: int) -> None:
     """Looking ahead, a row leaves with its last token; its state is then that of its end."""
     rows = BlockRows(make_engine(loaded(kind), looks_ahead=True))
@@ -686,8 +693,13 @@ def test_memory_of_dropped_blocks_is_given_back(*, is_running: bool) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="others' C libraries do as they like")
-@pytest.mark.parametrize("is_running", [False, True])
-@pytest.mark.parametrize("tokens", [512, 8192])
+@pytest.mark.parametrize(
+    ("is_running", "tokens"),
+    sampled(
+        [(is_running, tokens) for is_running in (False, True) for tokens in (512, 8192)],
+        [(False, 8192), (True, 512)],
+    ),
+)
 def test_process_shrinks_when_blocks_are_dropped(*, is_running: bool, tokens: int) -> None:
     """It does even if every second block goes, and its memory lies between that of the others."""
     engine = make_engine(loaded(TinyKind.STANDARD))
