@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from support.clocks.polling import CEILING_S
-from support.daemon.forked_programs import ForkedProgram
+from support.daemon.forked_programs import STARTED, ForkedProgram
 
 _MACHD = (sys.executable, "-m", "machd")
 
@@ -39,7 +39,7 @@ def test_forked_command_ends_and_writes_as_a_started_one(
     """Exit code, both streams and the working directory are the same."""
     (tmp_path / "machd.toml").write_text("[limits]\nmax_n = 3\n")
     forked = _started(ForkedProgram, tmp_path, *arguments)
-    assert forked == _started(subprocess.Popen, tmp_path, *arguments)
+    assert forked == _started(STARTED, tmp_path, *arguments)
     assert isinstance(forked, tuple)
     assert forked[0] == code
 

@@ -118,7 +118,7 @@ class ForkedProgram(subprocess.Popen[Any]):
             "max_file_bytes": self._max_file_bytes,
             "numbers": [0, 1, 2, *pass_fds],
         }
-        parent = _inherited or _started_parent(order["kind"])
+        parent = _inherited or _started_parents()[order["kind"]]
         self.pid = parent.fork(order, [*streams, *pass_fds])
         self._child_created = True
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
@@ -196,20 +196,23 @@ _inherited: _Parent | None = None
 
 
 @functools.cache
-def _started_parent(kind: str) -> _Parent:
-    """Start a parent of this process's programs: of ``machd model``, or of ``any``."""
-    channel, other = socket.socketpair()
-    with other:
-        command = (*module_command("support.daemon.forked_programs"), kind, str(other.fileno()))
-        process = STARTED(command, env=_FIRST_ENVIRON, pass_fds=[other.fileno()])
-    parent = _Parent(channel)
+def _started_parents() -> Mapping[str, _Parent]:
+    """Start a parent of this process's programs, of ``any``, and one of ``machd model``, which it forks halfway."""
+    pairs = {kind: socket.socketpair() for kind in ("any", "model")}
+    numbers = [other.fileno() for _, other in pairs.values()]
+    command = (*module_command("support.daemon.forked_programs"), *map(str, numbers))
+    process = STARTED(command, env=_FIRST_ENVIRON, pass_fds=numbers)
+    for _, other in pairs.values():
+        other.close()
+    parents = {kind: _Parent(channel) for kind, (channel, _) in pairs.items()}
 
     def end() -> None:
-        parent.close()
+        for parent in parents.values():
+            parent.close()
         process.wait()
 
     atexit.register(end)
-    return parent
+    return parents
 
 
 def _prctl(option: int, value: Any) -> None:
@@ -396,14 +399,17 @@ def main() -> None:
 
 
 def _main() -> None:
-    kind, number = sys.argv[1:]
+    channel, channel_of_model = (socket.socket(fileno=int(one)) for one in sys.argv[1:])
     for module in _LIBRARIES:
         importlib.import_module(module)
-    if kind != "model":
+    if os.fork() == 0:  # before anything has read the variables of libraries
+        channel.close()
+    else:
+        channel_of_model.close()
         _import_all()
     gc.collect()
     gc.freeze()
-    _serve(socket.socket(fileno=int(number)))
+    _serve(channel_of_model if channel.fileno() == -1 else channel)
 
 
 def _import_all() -> None:
