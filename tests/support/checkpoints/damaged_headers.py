@@ -294,11 +294,13 @@ def _outcome(read: Callable[[], object]) -> str:
     return "read"
 
 
-def _main(kind: str, count: str, seed: str, path: str) -> None:
+def main() -> None:
+    """Read cases as the command's arguments say; two lines of JSON for each."""
     from machd.engine.loading.inspection import inspect_model  # noqa: PLC0415 - the same
     from machd.engine.loading.loader import load_model  # noqa: PLC0415 - the same
     from machd.engine.tokenizer.tokenizer import MlxTokenizer  # noqa: PLC0415 - the same
 
+    kind, count, seed, path = sys.argv[1:]
     setattr(MlxTokenizer, "start_renderer", lambda _: None)  # noqa: B010 - a process for each case
     folder = Path(path)
     source, file = _damaged(kind, folder)
@@ -325,4 +327,4 @@ def _damaged(kind: str, folder: Path) -> tuple[ModelSource, Path]:
 
 
 if __name__ == "__main__":
-    _main(*sys.argv[1:])
+    main()

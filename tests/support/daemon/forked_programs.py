@@ -39,8 +39,10 @@ _PROGRAMS = {
     "machd.engine.tokenizer.template_child": "machd.engine.tokenizer.template_child",
     "machd.engine.vision.processor_child": "machd.engine.vision.processor_child",
     "machd_probes.worker": "machd_probes.worker",
+    "support.checkpoints.damaged_headers": "support.checkpoints.damaged_headers",
     "support.daemon.engine_child": "support.daemon.engine_child",
     "support.daemon.encoder_child": "support.daemon.encoder_child",
+    "support.daemon.service_daemon": "support.daemon.service_daemon",
     "support.daemon.forked_programs": "support.daemon.forked_programs",
 }
 """What is forked: modules as commands name them, and where their ``main`` is."""
