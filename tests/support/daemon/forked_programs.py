@@ -43,6 +43,7 @@ _PROGRAMS = {
     "support.daemon.engine_child": "support.daemon.engine_child",
     "support.daemon.encoder_child": "support.daemon.encoder_child",
     "support.daemon.service_daemon": "support.daemon.service_daemon",
+    "support.daemon.stopped_while_binding": "support.daemon.stopped_while_binding",
     "support.daemon.forked_programs": "support.daemon.forked_programs",
 }
 """What is forked: modules as commands name them, and where their ``main`` is."""
@@ -223,8 +224,11 @@ def _prctl(option: int, value: Any) -> None:
 
 _IN_A_SHELL = """#!{python} -IS
 # machd as a shell finds it, at the cost of a fork.
-import fcntl, json, os, socket, sys
+import fcntl, json, os, signal, socket, sys
 
+# What it says of commands depends on which machd a shell would find.
+folders = [one for one in os.environ["PATH"].split(":") if one != os.path.dirname(__file__)]
+os.environ["PATH"] = ":".join(folders)
 read_end, write_end = os.pipe()
 with open(__file__) as lock, socket.socket(fileno={channel}) as channel:
     fcntl.flock(lock, fcntl.LOCK_EX)
@@ -235,7 +239,9 @@ with open(__file__) as lock, socket.socket(fileno={channel}) as channel:
     }}).encode()
     socket.send_fds(channel, [len(order).to_bytes(4, "big")], [0, 1, 2, write_end])
     channel.sendall(order)
-    channel.recv(4, socket.MSG_WAITALL)
+    process_id = int.from_bytes(channel.recv(4, socket.MSG_WAITALL), "big")
+for number in (signal.SIGINT, signal.SIGTERM):  # of the terminal, whose group is this program's alone
+    signal.signal(number, lambda number, _: os.kill(process_id, number))
 os.close(write_end)
 sys.exit(ord(os.read(read_end, 1) or bytes([137])))
 """
