@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -15,7 +16,7 @@ from support.daemon.forked_programs import STARTED, ForkedProgram
 _MACHD = (sys.executable, "-m", "machd")
 
 
-def _started(kind: type[subprocess.Popen[str]], folder: Path, *arguments: str) -> object:
+def _started(kind: type[subprocess.Popen[Any]], folder: Path, *arguments: str) -> object:
     """Run a command; returns its exit code and all that it wrote."""
     with kind(
         [*_MACHD, *arguments],
