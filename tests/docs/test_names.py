@@ -101,8 +101,10 @@ def commands(command: click.Command, path: str = "machd") -> Iterator[tuple[str,
             yield from commands(inner, f"{path} {name}")
 
 
-COMMANDS = dict(commands(command_line))
-FLAGS = {flag for flags in COMMANDS.values() for flag in flags} | _OTHERS_FLAGS
+@pytest.fixture(name="known_commands", scope="module")
+def _known_commands() -> dict[str, set[str]]:
+    """Every command of machd with its flags; only here are all their modules needed."""
+    return dict(commands(command_line))
 
 
 def _shape(path: str) -> str:
@@ -155,8 +157,9 @@ def test_endpoints_exist(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_commands_and_flags_exist(page: Path) -> None:
+def test_commands_and_flags_exist(page: Path, known_commands: dict[str, set[str]]) -> None:
     """A command in backticks is one of machd's with its options; so is a flag that stands alone."""
+    known_flags = {flag for flags in known_commands.values() for flag in flags} | _OTHERS_FLAGS
     wrong = set()
     for span in spans(page):
         words = span.split()
@@ -164,15 +167,18 @@ def test_commands_and_flags_exist(page: Path) -> None:
             continue
         if words[0] == "machd" and len(words) > 1 and words[1][0] != "-":
             depth = max(
-                (n for n in range(1, len(words) + 1) if " ".join(words[:n]) in COMMANDS), default=0
+                (n for n in range(1, len(words) + 1) if " ".join(words[:n]) in known_commands),
+                default=0,
             )
-            is_group = any(name.startswith(" ".join(words[:depth]) + " ") for name in COMMANDS)
+            is_group = any(
+                name.startswith(" ".join(words[:depth]) + " ") for name in known_commands
+            )
             if is_group and depth < len(words) and words[depth][0].islower():
                 wrong.add(span)
-            known = COMMANDS.get(" ".join(words[:depth]), set())
+            known = known_commands.get(" ".join(words[:depth]), set())
             wrong |= {f"{span}: {flag}" for flag in _FLAG.findall(span) if flag not in known}
         elif not words[0][0].isalpha():
-            wrong |= {flag for flag in _FLAG.findall(span) if flag not in FLAGS}
+            wrong |= {flag for flag in _FLAG.findall(span) if flag not in known_flags}
 
     assert wrong == set()
 

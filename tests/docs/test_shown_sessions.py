@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from support.clocks.polling import CEILING_S
+from support.daemon.forked_programs import forked_in_shells
 from support.daemon.serve_process import ServeProcess
 from support.programs.checkout import Checkout, text_on_terminal
 from support.programs.shown_sessions import Session, Terminal, fenced_blocks, is_as_shown, sessions
@@ -119,12 +120,14 @@ def test_machd_serve_shows_what_the_readme_shows(tmp_path: Path, embedded_model_
     """An installed machd prints the banner of the README, on a terminal."""
     assert embedded_model_path.is_file()
     outer = {name: one for name, one in os.environ.items() if not name.startswith("LME_")}
-    path = f"{Path(sys.executable).parent}:{outer.get('PATH', '')}"
+    programs, descriptors = forked_in_shells()
+    path = f"{programs}:{Path(sys.executable).parent}:{outer.get('PATH', '')}"
     shown = text_on_terminal(
         SERVES,
         "stops.",
         folder=tmp_path,
         environ={**outer, "PATH": path, **served_variables()},
+        descriptors=descriptors,
     )
 
     assert_shown_where_it_begins(SERVES, {"README.md"}, shown)

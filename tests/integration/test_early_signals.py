@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support import module_command
 from support.clocks.polling import CEILING_S
 from support.daemon.service_daemon import ServiceDaemon
 
@@ -66,24 +67,18 @@ def test_interrupt_while_importing_ends_the_process_with_code_0() -> None:
     assert (ended.returncode, ended.stderr) == (0, b"")
 
 
-def test_stop_between_importing_and_listening_removes_what_was_made(tmp_path: Path) -> None:
+def test_stop_between_importing_and_listening_removes_what_was_made(
+    tmp_path: Path, embedded_model_path: Path
+) -> None:
     """A daemon that is told to stop while it binds its socket ends with 0, and the socket is gone."""
     path = tmp_path / "machd.sock"
     path.parent.chmod(0o700)
-    code = """
-import os, signal, sys
-import machd.unix_sockets as sockets
-remove = sockets._remove_stale
-def signalled(path):
-    remove(path)
-    os.kill(os.getpid(), signal.SIGTERM)
-sockets._remove_stale = signalled
-sys.argv = ["machd", "serve", "--admin-listen", "off", "--host", "unix:{path}"]
-from machd.cli.main import main
-main()
-"""
     ended = subprocess.run(
-        [sys.executable, "-c", code.format(path=path)],
+        [
+            *module_command("support.daemon.stopped_while_binding"),
+            str(embedded_model_path),
+            *("--admin-listen", "off", "--host", f"unix:{path}"),
+        ],
         env={**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")},
         capture_output=True,
         timeout=CEILING_S,

@@ -6,16 +6,17 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from support.clocks.polling import CEILING_S
-from support.daemon.forked_programs import ForkedProgram
+from support.daemon.forked_programs import STARTED, ForkedProgram
 
 _MACHD = (sys.executable, "-m", "machd")
 
 
-def _started(kind: type[subprocess.Popen[str]], folder: Path, *arguments: str) -> object:
+def _started(kind: type[subprocess.Popen[Any]], folder: Path, *arguments: str) -> object:
     """Run a command; returns its exit code and all that it wrote."""
     with kind(
         [*_MACHD, *arguments],
@@ -39,7 +40,7 @@ def test_forked_command_ends_and_writes_as_a_started_one(
     """Exit code, both streams and the working directory are the same."""
     (tmp_path / "machd.toml").write_text("[limits]\nmax_n = 3\n")
     forked = _started(ForkedProgram, tmp_path, *arguments)
-    assert forked == _started(subprocess.Popen, tmp_path, *arguments)
+    assert forked == _started(STARTED, tmp_path, *arguments)
     assert isinstance(forked, tuple)
     assert forked[0] == code
 

@@ -11,6 +11,7 @@ import struct
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TypeAlias
@@ -57,14 +58,18 @@ class Case:
 
     Attributes:
         name: Field and value.
-        content: Of the file.
+        content: Of the file, or what writes it: most cases are not drawn.
         is_seen: The headers show the damage. They do not where other bytes are taken for weights, or where the value
             has another JSON type, which transformers checks for some keys and the check of a model does not.
     """
 
     name: str
-    content: bytes
+    content: bytes | Callable[[], bytes]
     is_seen: bool = True
+
+    def written(self) -> bytes:
+        """Return the file's content."""
+        return self.content if isinstance(self.content, bytes) else self.content()
 
 
 def gguf_cases(path: Path) -> Iterator[Case]:
@@ -177,10 +182,17 @@ def gguf_key_cases(path: Path) -> Iterator[Case]:
             if key.startswith("tokenizer."):
                 continue
             kept = {name: value for name, value in metadata.items() if name != key}
-            yield Case(f"{architecture}: no {key}", write(path, kept).read_bytes())
+            yield Case(f"{architecture}: no {key}", partial(_content, write, path, kept))
             for value in _KEY_VALUES:
-                content = write(path, {**metadata, key: value}).read_bytes()
-                yield Case(f"{architecture}: {key} = {value!r:.60}", content)
+                changed = {**metadata, key: value}
+                name = f"{architecture}: {key} = {value!r:.60}"
+                yield Case(name, partial(_content, write, path, changed))
+
+
+def _content(
+    write: Callable[[Path, dict[str, object]], Path], path: Path, metadata: dict[str, object]
+) -> bytes:
+    return write(path, metadata).read_bytes()
 
 
 def safetensors_cases(path: Path) -> Iterator[Case]:
@@ -200,11 +212,10 @@ def safetensors_cases(path: Path) -> Iterator[Case]:
         for field, value in _entry_values(header[name]):
             changed = {**header, name: {**header[name], field: value}}
             yield _safetensors(changed, body, f"{field} of {name} = {value!r:.60}")
-    many = {
-        f"tensor {one}": {"dtype": "F32", "shape": [], "data_offsets": [0, 4]}
-        for one in range(300_000)
-    }
-    yield _safetensors({**header, **many}, body, "300,000 tensors more")
+    scalar = json.dumps({"tensor %d": {"dtype": "F32", "shape": [], "data_offsets": [0, 4]}})[1:-1]
+    many = ", ".join(map(scalar.__mod__, range(300_000)))
+    text = f"{json.dumps(header)[:-1]}, {many}}}".encode()
+    yield Case("300,000 tensors more", struct.pack("<Q", len(text)) + text + body)
     empty = {"dtype": "F32", "shape": [0, 64], "data_offsets": [0, 0]}
     yield _safetensors({**header, "model.embed_tokens.weight": empty}, body, "no embeddings")
 
@@ -294,17 +305,19 @@ def _outcome(read: Callable[[], object]) -> str:
     return "read"
 
 
-def _main(kind: str, count: str, seed: str, path: str) -> None:
+def main() -> None:
+    """Read cases as the command's arguments say; two lines of JSON for each."""
     from machd.engine.loading.inspection import inspect_model  # noqa: PLC0415 - the same
     from machd.engine.loading.loader import load_model  # noqa: PLC0415 - the same
     from machd.engine.tokenizer.tokenizer import MlxTokenizer  # noqa: PLC0415 - the same
 
+    kind, count, seed, path = sys.argv[1:]
     setattr(MlxTokenizer, "start_renderer", lambda _: None)  # noqa: B010 - a process for each case
     folder = Path(path)
     source, file = _damaged(kind, folder)
     cases = FORMATS[kind](folder / f"whole.{kind}")
     for case in sample(cases, None if count == "all" else int(count), int(seed)):
-        file.write_bytes(case.content)
+        file.write_bytes(case.written())
         sys.stdout.write(json.dumps({"case": case.name, "is_seen": case.is_seen}) + "\n")
         sys.stdout.flush()  # for a case that ends the process
         outcomes = {
@@ -325,4 +338,4 @@ def _damaged(kind: str, folder: Path) -> tuple[ModelSource, Path]:
 
 
 if __name__ == "__main__":
-    _main(*sys.argv[1:])
+    main()

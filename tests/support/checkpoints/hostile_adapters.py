@@ -134,7 +134,7 @@ HOSTILE_PEFT: dict[str, tuple[Change, str]] = {
         "which is not read",
     ),
     "too many patterns": (
-        setting(rank_pattern={f"p{n}": 4 for n in range(400_000)}),
+        lambda made: made.config.update(rank_pattern={f"p{n}": 4 for n in range(400_000)}),
         "too many|larger than",
     ),
     "biases": (setting(bias="all"), "bias all"),

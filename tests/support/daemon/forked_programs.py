@@ -39,8 +39,11 @@ _PROGRAMS = {
     "machd.engine.tokenizer.template_child": "machd.engine.tokenizer.template_child",
     "machd.engine.vision.processor_child": "machd.engine.vision.processor_child",
     "machd_probes.worker": "machd_probes.worker",
+    "support.checkpoints.damaged_headers": "support.checkpoints.damaged_headers",
     "support.daemon.engine_child": "support.daemon.engine_child",
     "support.daemon.encoder_child": "support.daemon.encoder_child",
+    "support.daemon.service_daemon": "support.daemon.service_daemon",
+    "support.daemon.stopped_while_binding": "support.daemon.stopped_while_binding",
     "support.daemon.forked_programs": "support.daemon.forked_programs",
 }
 """What is forked: modules as commands name them, and where their ``main`` is."""
@@ -116,7 +119,7 @@ class ForkedProgram(subprocess.Popen[Any]):
             "max_file_bytes": self._max_file_bytes,
             "numbers": [0, 1, 2, *pass_fds],
         }
-        parent = _inherited or _started_parent(order["kind"])
+        parent = _inherited or _started_parents()[order["kind"]]
         self.pid = parent.fork(order, [*streams, *pass_fds])
         self._child_created = True
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
@@ -194,20 +197,23 @@ _inherited: _Parent | None = None
 
 
 @functools.cache
-def _started_parent(kind: str) -> _Parent:
-    """Start a parent of this process's programs: of ``machd model``, or of ``any``."""
-    channel, other = socket.socketpair()
-    with other:
-        command = (*module_command("support.daemon.forked_programs"), kind, str(other.fileno()))
-        process = STARTED(command, env=_FIRST_ENVIRON, pass_fds=[other.fileno()])
-    parent = _Parent(channel)
+def _started_parents() -> Mapping[str, _Parent]:
+    """Start a parent of this process's programs, of ``any``, and one of ``machd model``, which it forks halfway."""
+    pairs = {kind: socket.socketpair() for kind in ("any", "model")}
+    numbers = [other.fileno() for _, other in pairs.values()]
+    command = (*module_command("support.daemon.forked_programs"), *map(str, numbers))
+    process = STARTED(command, env=_FIRST_ENVIRON, pass_fds=numbers)
+    for _, other in pairs.values():
+        other.close()
+    parents = {kind: _Parent(channel) for kind, (channel, _) in pairs.items()}
 
     def end() -> None:
-        parent.close()
+        for parent in parents.values():
+            parent.close()
         process.wait()
 
     atexit.register(end)
-    return parent
+    return parents
 
 
 def _prctl(option: int, value: Any) -> None:
@@ -216,8 +222,11 @@ def _prctl(option: int, value: Any) -> None:
 
 _IN_A_SHELL = """#!{python} -IS
 # machd as a shell finds it, at the cost of a fork.
-import fcntl, json, os, socket, sys
+import fcntl, json, os, signal, socket, sys
 
+# What it says of commands depends on which machd a shell would find.
+folders = [one for one in os.environ["PATH"].split(":") if one != os.path.dirname(__file__)]
+os.environ["PATH"] = ":".join(folders)
 read_end, write_end = os.pipe()
 with open(__file__) as lock, socket.socket(fileno={channel}) as channel:
     fcntl.flock(lock, fcntl.LOCK_EX)
@@ -228,7 +237,9 @@ with open(__file__) as lock, socket.socket(fileno={channel}) as channel:
     }}).encode()
     socket.send_fds(channel, [len(order).to_bytes(4, "big")], [0, 1, 2, write_end])
     channel.sendall(order)
-    channel.recv(4, socket.MSG_WAITALL)
+    process_id = int.from_bytes(channel.recv(4, socket.MSG_WAITALL), "big")
+for number in (signal.SIGINT, signal.SIGTERM):  # of the terminal, whose group is this program's alone
+    signal.signal(number, lambda number, _: os.kill(process_id, number))
 os.close(write_end)
 sys.exit(ord(os.read(read_end, 1) or bytes([137])))
 """
@@ -394,14 +405,17 @@ def main() -> None:
 
 
 def _main() -> None:
-    kind, number = sys.argv[1:]
+    channel, channel_of_model = (socket.socket(fileno=int(one)) for one in sys.argv[1:])
     for module in _LIBRARIES:
         importlib.import_module(module)
-    if kind != "model":
+    if os.fork() == 0:  # before anything has read the variables of libraries
+        channel.close()
+    else:
+        channel_of_model.close()
         _import_all()
     gc.collect()
     gc.freeze()
-    _serve(socket.socket(fileno=int(number)))
+    _serve(channel_of_model if channel.fileno() == -1 else channel)
 
 
 def _import_all() -> None:

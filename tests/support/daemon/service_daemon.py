@@ -9,6 +9,7 @@ is there, with ``$LOAD_BUSY`` in a loop of Python that never ends. A reload says
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
 import signal
@@ -48,6 +49,9 @@ _FLAGS: dict[str, object] = {
 }
 _LOG_CHARACTERS = 4000
 
+_HANDED = "HANDED_DESCRIPTORS"
+"""Sockets that the program moves to where a service manager puts them, as nothing stands between that knows its id."""
+
 
 class ServiceDaemon:
     """A context manager around the process; leaving it kills what still runs."""
@@ -76,11 +80,13 @@ class ServiceDaemon:
         program = module_command("support.daemon.service_daemon")
         program += (json.dumps(dict(flags or {})), str(config_path or ""))
         command, variables = [*activator, *program], dict(environ or {})
-        if descriptors:
+        if descriptors and activator:
             # A shell knows the process that the program becomes, which LISTEN_PID has to name.
             moves = " ".join(f"{3 + i}<&{fd}" for i, fd in enumerate(descriptors))
             command = ["bash", "-c", f'export LISTEN_PID=$$; exec "$@" {moves}', "bash", *command]
             variables |= {"LISTEN_FDS": str(len(descriptors)), "LISTEN_FDNAMES": names}
+        elif descriptors:
+            variables |= {_HANDED: ":".join(map(str, descriptors)), "LISTEN_FDNAMES": names}
         self.process = subprocess.Popen(
             command,
             env={**os.environ, **variables},
@@ -159,6 +165,17 @@ def _load() -> FakeEngine:
     return FakeEngine(told, before_step=_pace, context_tokens=100_000)
 
 
+def _take_handed() -> None:
+    descriptors = os.environ.pop(_HANDED, "")
+    if not descriptors:
+        return
+    high = [fcntl.fcntl(int(one), fcntl.F_DUPFD, 512) for one in descriptors.split(":")]
+    for number, one in enumerate(high, start=3):
+        os.dup2(one, number)
+        os.close(one)
+    os.environ |= {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": str(len(high))}
+
+
 def _serve(flags: Mapping[str, object], config_path: Path | None) -> int:
     environ = process_environ()
     kind = _HangingSources if "RELOAD_PIPE" in environ else SettingsSources
@@ -180,5 +197,11 @@ def _say(url: str) -> None:
         print(url, flush=True)  # noqa: T201
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Serve as the command's arguments say."""
+    _take_handed()
     leave(_serve(json.loads(sys.argv[1]), Path(sys.argv[2]) if sys.argv[2] else None))
+
+
+if __name__ == "__main__":
+    main()

@@ -13,7 +13,7 @@ import struct
 import subprocess
 import sys
 import termios
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from support.clocks.polling import CEILING_S
@@ -97,7 +97,12 @@ class Checkout:
 
 
 def text_on_terminal(
-    command: str, last_line: str, *, folder: Path, environ: Mapping[str, str]
+    command: str,
+    last_line: str,
+    *,
+    folder: Path,
+    environ: Mapping[str, str],
+    descriptors: Sequence[int] = (),
 ) -> str:
     """Run a command on a terminal of 100 columns, end it with Ctrl-C after a line, and return the text up to it.
 
@@ -106,6 +111,7 @@ def text_on_terminal(
         last_line: The end of the text that is waited for.
         folder: Where the command begins.
         environ: Every variable that it gets, but for ``TERM``.
+        descriptors: What it inherits.
     """
     leader, follower = pty.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 60, 100, 0, 0))
@@ -116,6 +122,7 @@ def text_on_terminal(
         stdin=follower,
         stdout=follower,
         stderr=follower,
+        pass_fds=descriptors,
         start_new_session=True,
     )
     os.close(follower)

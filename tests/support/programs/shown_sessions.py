@@ -16,6 +16,8 @@ from support.daemon.forked_programs import forked_in_shells
 
 _FENCE = re.compile(r"^( *)```([\w-]*)[^\n]*\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
 _NOT_RUN = re.compile(r"<!-- not run: ([^>]+?) -->\s*\Z")
+_QUOTED = re.compile(r"""'[^']*'|"[^"$`\\]*\"""")
+_MAY_GO_ON = re.compile(r"""['"`(){}\\<]|[|&]\s*$|\b(?:if|for|while|until|case|select|do|then)\b""")
 _SHELLS = {"console", "sh", "bash", "shell"}
 
 
@@ -147,6 +149,8 @@ def _is_whole(command: str) -> bool:
     """Return whether the shell would not wait for more."""
     if command.endswith("\\"):
         return False
+    if not _MAY_GO_ON.search(_QUOTED.sub("_", command)):
+        return True
     result = subprocess.run(["bash", "-n", "-c", command], capture_output=True, check=False)
     return result.returncode == 0 and b"here-document" not in result.stderr
 
