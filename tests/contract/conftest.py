@@ -26,6 +26,28 @@ def _without_compilation() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(name="tiny_engine", scope="session")
+def _tiny_engine() -> Iterator[Engine]:
+    """An engine with a tiny model of 256 tokens, whose rows have the same bits in every company."""
+    yield from _tiny(looks_ahead=False)
+
+
+@pytest.fixture(name="tiny_ahead_engine", scope="session")
+def _tiny_ahead_engine() -> Iterator[Engine]:
+    """One that looks ahead, as on a GPU."""
+    yield from _tiny(looks_ahead=True)
+
+
+def _tiny(*, looks_ahead: bool) -> Iterator[Engine]:
+    from support.engines.tiny_engines import native_llama  # noqa: PLC0415 - imports mlx
+
+    from machd.engine.assembly import make_engine  # noqa: PLC0415 - imports mlx
+
+    engine = make_engine(native_llama(), looks_ahead=looks_ahead)
+    yield engine
+    engine.close()
+
+
 @pytest.fixture(name="short_model", scope="session")
 def _short_model(embedded_model: LoadedModel) -> LoadedModel:
     """The embedded model's first layers and its head.

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import mlx.core as mx
@@ -31,13 +30,16 @@ from machd_probes.play import play
 from machd_probes.scripts import random_prompt
 
 _LLAMA = TinyBase("llama")
+_MERGED = AdaptedRows(_LLAMA)
+_MLX = AdaptedRows(TinyBase("llama", is_native=False))
+_IN_ONE = AdaptedRows(TinyBase("qwen3"))
 _KINDS = [
-    pytest.param(AdaptedRows(_LLAMA), id="merged layers"),
+    pytest.param(_MERGED, id="merged layers"),
     pytest.param(AdaptedRows(TinyBase("llama", is_quantised=True)), id="quantised"),
-    pytest.param(AdaptedRows(TinyBase("llama", is_native=False)), id="mlx's layers"),
+    pytest.param(_MLX, id="mlx's layers"),
     pytest.param(AdaptedRows(_LLAMA, looks_ahead=True), id="looking ahead"),
     pytest.param(AdaptedRows(_LLAMA, has_magnitudes=True), id="magnitudes"),
-    pytest.param(AdaptedRows(TinyBase("qwen3")), id="layers in one"),
+    pytest.param(_IN_ONE, id="layers in one"),
     pytest.param(AdaptedRows(TinyBase("gemma3_text")), id="windows", marks=pytest.mark.long),
     pytest.param(AdaptedRows(TinyBase("qwen3_next")), id="states and experts"),
     pytest.param(AdaptedRows(TinyBase("falcon_h1")), id="nested", marks=pytest.mark.long),
@@ -51,11 +53,6 @@ _KINDS = [
     pytest.param(AdaptedRows(TinyBase("qwen2"), has_magnitudes=True), id="biases with magnitudes"),
 ]
 _EACH_KIND = pytest.mark.parametrize("kind", _KINDS)
-
-
-@cache
-def _llama() -> AdaptedRows:
-    return AdaptedRows(_LLAMA)
 
 
 @_EACH_KIND
@@ -76,12 +73,12 @@ def test_rows_of_the_serial_lane_have_adapters() -> None:
     """Each has a pass of its own."""
     rows = [replace(row, lane=Lane.SERIAL) for row in mixed_rows()[:4]]
 
-    assert _llama().faults(_llama().engine(), rows) == []
+    assert _MERGED.faults(_MERGED.engine(), rows) == []
 
 
 def test_scored_prompts_are_scored_with_their_adapters() -> None:
     """Log-probabilities of a prompt's tokens are those of the merged weights, beside a row of another adapter."""
-    kind = _llama()
+    kind = _MERGED
     prompt, sampling = random_prompt(40, 3), SamplingParams(temperature=0.0, prompt_logprobs=1)
     merged, _ = adapted_engine(_LLAMA.loaded((NARROW, kind.weights[NARROW])))
     adapted = replace(sampling, adapters=(NARROW,))
@@ -95,7 +92,7 @@ def test_scored_prompts_are_scored_with_their_adapters() -> None:
 
 def test_blocks_of_an_adapters_row_begin_another_of_its_rows() -> None:
     """A row that begins with blocks says what it says alone, while rows of the base decode."""
-    kind, prompt, stops = _llama(), random_prompt(41, 5), (16, 32, 40)
+    kind, prompt, stops = _MERGED, random_prompt(41, 5), (16, 32, 40)
     rows, sampling = BlockRows(kind.engine()), _asked(NARROW)
     expected = rows.alone(prompt, 12, sampling)
     block_ids, start = list[int](), 0
@@ -126,7 +123,7 @@ def test_drafts_are_verified_with_adapters(kind: AdaptedRows) -> None:
 
 def test_adapters_together_say_what_their_merged_weights_say() -> None:
     """Two adapters with scales of their own are computed as one."""
-    kind = _llama()
+    kind = _MERGED
     half, one = replace(NARROW, scale=0.5), WIDE
     weights = [kind.weights[NARROW], kind.weights[WIDE]]
     merged, _ = adapted_engine(_LLAMA.loaded((half, weights[0]), (one, weights[1])))
@@ -143,7 +140,7 @@ def test_adapters_together_say_what_their_merged_weights_say() -> None:
 
 def test_adapters_come_and_go_between_steps() -> None:
     """Whichever was first, and with places that move, rows get their own; the last one leaves nothing behind."""
-    kind = _llama()
+    kind = _MERGED
     engine, model = adapted_engine(_LLAMA.loaded())
     classes = [type(one) for one in engine.module.modules()]
     rows = mixed_rows()
@@ -262,22 +259,23 @@ def _in_memory_as(patch: pytest.MonkeyPatch, wrong: Callable[[LowRank, Adapter],
     patch.setattr(AdaptedModel, "add", add)
 
 
-@pytest.mark.parametrize("kind", [_KINDS[0], _KINDS[2], _KINDS[5]])
+_PLANTS = (
+    a_neighbours_adapter, the_adapters_of_the_row_before, a_scale_forgotten, the_scale_of_a_request_forgotten, a_for_b,
+)  # fmt: skip
+_PLACES = {"merged layers": _MERGED, "mlx's layers": _MLX, "layers in one": _IN_ONE}
+_PLANTED = [(plant, place) for plant in _PLANTS for place in _PLACES]
+
+
 @pytest.mark.parametrize(
-    "plant",
-    [
-        a_neighbours_adapter,
-        the_adapters_of_the_row_before,
-        a_scale_forgotten,
-        the_scale_of_a_request_forgotten,
-        a_for_b,
-    ],
+    ("plant", "place"),
+    # Every fault, and every place once at least.
+    sampled(_PLANTED, [(plant, [*_PLACES][at % 3]) for at, plant in enumerate(_PLANTS)]),
 )
 def test_comparison_notices(
-    plant: Callable[[pytest.MonkeyPatch], None], kind: AdaptedRows, monkeypatch: pytest.MonkeyPatch
+    plant: Callable[[pytest.MonkeyPatch], None], place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each fault lets a row say something else than the merged weights, which are merged without it."""
-    rows = mixed_rows()
+    kind, rows = _PLACES[place], mixed_rows()
     assert kind.faults(kind.engine(), rows) == []
     plant(monkeypatch)
 

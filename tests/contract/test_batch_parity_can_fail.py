@@ -162,7 +162,7 @@ _FAULTS: list[tuple[Plant, TinyKind, str]] = [
     (positions_are_the_longest_rows, TinyKind.HYBRID_GDN, "staggered"),
     (rows_lose_their_keys_when_they_move, TinyKind.STANDARD, "early leaves"),
     (rows_lose_their_keys_when_they_move, TinyKind.HYBRID, "down to one and up again"),
-    (the_window_is_forgotten, TinyKind.ROTATING, "seven"),
+    (the_window_is_forgotten, TinyKind.ROTATING, "mixed parameters"),
     (the_window_is_forgotten, TinyKind.NESTED_ROTATING, "staggered"),
     (states_do_not_follow_their_rows, TinyKind.HYBRID_GDN, "early leaves"),
     (states_do_not_follow_their_rows, TinyKind.HYBRID, "slots taken again"),

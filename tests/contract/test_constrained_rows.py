@@ -200,9 +200,9 @@ def test_a_row_that_holds_up_the_others_is_ended(embedded_engine: Engine) -> Non
     slow = grammar_of(embedded_engine, ConstraintKind.GRAMMAR, many_readings(30))
     prompts = [prompt_of(embedded_engine, "a"), prompt_of(embedded_engine, "b")]
     params = [SamplingParams(temperature=1.0, seed=1, grammar=slow), FREE]
-    run = run_rows(embedded_engine, prompts, params, max_tokens=24)
+    run = run_rows(embedded_engine, prompts, params, max_tokens=12)
     embedded_engine.reset()
-    alone = run_rows(embedded_engine, prompts[1:], params[1:], max_tokens=24)
+    alone = run_rows(embedded_engine, prompts[1:], params[1:], max_tokens=12)
     embedded_engine.reset()
     assert isinstance(run.faults[0], GrammarError)
     assert run.tokens[1] == alone.tokens[0]

@@ -25,7 +25,7 @@ Words: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.uint32]]
 KEY = "a_key_that_is_so_long_that_it_takes_many_tokens_to_write_it_down"
 LONG = {
     "type": "object",
-    "properties": {KEY: {"type": "string", "maxLength": 40}},
+    "properties": {KEY: {"type": "string", "maxLength": 8}},
     "required": [KEY],
     "additionalProperties": False,
 }
@@ -39,21 +39,21 @@ def _rows(engine: Engine) -> Run:
     ]
     params = [
         SamplingParams(
-            temperature=0.0, grammar=grammar_of(engine, ConstraintKind.REGEX, "[0-9]{24}")
+            temperature=0.0, grammar=grammar_of(engine, ConstraintKind.REGEX, "[0-9]{8}")
         ),
         SamplingParams(temperature=0.0),
         SamplingParams(
-            temperature=0.0, grammar=grammar_of(engine, ConstraintKind.REGEX, "[a-z]{24}")
+            temperature=0.0, grammar=grammar_of(engine, ConstraintKind.REGEX, "[a-z]{8}")
         ),
     ]
-    return run_rows(engine, prompts, params, max_tokens=32)
+    return run_rows(engine, prompts, params, max_tokens=12)
 
 
 def _holds(engine: Engine, run: Run) -> bool:
     return (
         not run.faults
-        and re.fullmatch("[0-9]{24}", run.text(engine, 0)) is not None
-        and re.fullmatch("[a-z]{24}", run.text(engine, 2)) is not None
+        and re.fullmatch("[0-9]{8}", run.text(engine, 0)) is not None
+        and re.fullmatch("[a-z]{8}", run.text(engine, 2)) is not None
     )
 
 
@@ -135,8 +135,8 @@ def test_forced_tokens_that_go_wrong_are_noticed(
         SamplingParams(temperature=0.0, grammar=schema_grammar(short_engine, LONG)),
         SamplingParams(temperature=0.0),
     ]
-    right = run_rows(short_engine, prompts, params, max_tokens=72)
+    right = run_rows(short_engine, prompts, params, max_tokens=40)
     assert json.loads(right.text(short_engine, 0)).keys() == {KEY}
     plant(monkeypatch)
-    wrong = run_rows(short_engine, prompts, params, max_tokens=72)
+    wrong = run_rows(short_engine, prompts, params, max_tokens=40)
     assert wrong.tokens != right.tokens

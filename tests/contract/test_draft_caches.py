@@ -90,12 +90,12 @@ def _kinds_and_formats() -> list[object]:
 @pytest.mark.parametrize(("kind", "name"), _kinds_and_formats())
 @_EACH_LANE
 def test_rejected_drafts_leave_nothing(kind: TinyKind, name: str, lane: str) -> None:
-    """Thirty rollbacks in a row leave nothing, with all, some or no drafts rejected."""
+    """Twenty rollbacks in a row leave nothing, with all, some or no drafts rejected."""
     rows = _rows(kind, lane, name)
     rows.join(Text(1, 13))
     rows.steps(3)
 
-    for cycle in range(30):
+    for cycle in range(20):
         rows.draft([cycle % 4], [(cycle * 3) % 5])
         if cycle % 7 == 6:
             rows.steps(2)
@@ -105,7 +105,7 @@ def test_rejected_drafts_leave_nothing(kind: TinyKind, name: str, lane: str) -> 
     is_always_done = kind not in _HAS_STATE
     assert all(rows.was_done) is is_always_done
     # Recurrent state alone has to be computed again, and only if a draft was rejected.
-    assert rows.was_done == [is_always_done or not (cycle * 3) % 5 for cycle in range(30)]
+    assert rows.was_done == [is_always_done or not (cycle * 3) % 5 for cycle in range(20)]
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,8 @@ def test_row_may_begin_with_drafts(kind: TinyKind, lane: str) -> None:
 @_EACH_KIND_AND_LANE
 def test_caches_that_grow_are_right(kind: TinyKind, lane: str) -> None:
     """Drafts that cross the 256 positions of an allocation are rolled back."""
-    for prompt_tokens in (250, 253, 254, 255, 256):
+    # Of recurrent states, whose prompts are computed token by token, the border itself.
+    for prompt_tokens in (253, 255) if kind is TinyKind.HYBRID_GDN else (250, 253, 254, 255, 256):
         rows = _rows(kind, lane)
         rows.join(Text(5, prompt_tokens, tokens=280))
         rows.draft([1], [4])

@@ -94,9 +94,9 @@ WAYS: dict[str, _Constrained] = {
 }
 
 
-def _rows(engine: Engine, lane: Lane = Lane.BATCH) -> list[Join]:
+def _rows(engine: Engine, lane: Lane = Lane.BATCH, tokens: int = TOKENS) -> list[Join]:
     return [
-        Join(random_prompt(6 + number, number), TOKENS, way(engine), lane=lane)
+        Join(random_prompt(6 + number, number), tokens, way(engine), lane=lane)
         for number, way in enumerate(WAYS.values())
     ]
 
@@ -107,7 +107,8 @@ def test_a_constrained_row_alone_generates_the_same(kind: TinyKind, looks_ahead:
     plain = make_engine(loaded(kind), looks_ahead=looks_ahead)
     oracle = Oracle({})
     engine = WatchedEngine(loaded(kind), oracle, looks_ahead=looks_ahead)
-    for number, row in enumerate(_rows(plain, Lane.SERIAL if looks_ahead else Lane.BATCH)):
+    lane = Lane.SERIAL if looks_ahead else Lane.BATCH
+    for number, row in enumerate(_rows(plain, lane, TOKENS // 2)):
         expected = say(plain, [row])
         oracle.answers = {(row.prompt, row.sampling): expected.token_ids[0]}
         for right_of_ten in (10, (0, 7)[number % 2]):

@@ -1,7 +1,7 @@
 """Properties of every engine, whether it computes or recites: the fake cannot lie.
 
 The scheduler and all its tests trust the rules in ``engine/protocol/engine.py``; here they are proven on
-the scripted engine and on layers of the embedded model alike. Those about drafts are in
+the scripted engine and on a tiny model alike. Those about drafts are in
 ``test_drafting_engines.py``.
 """
 
@@ -15,6 +15,7 @@ from support.engines.fake_engine import FakeEngine
 
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.step import DecodeRow, PrefillChunk, SampledToken, StepPlan
+from machd.engine.protocol.tokenizer import Tokenizer
 from machd.request.generation import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -28,10 +29,19 @@ MIXED = (GREEDY, SAMPLED, PENALISED, SamplingParams(temperature=1.5, top_k=40, m
 @pytest.fixture(name="engine", params=["fake", "mlx", "mlx, looking ahead"])
 def _engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     """Each engine with no rows, and none left behind."""
-    name = "short_engine" if request.param == "mlx" else "short_ahead_engine"
+    name = "tiny_engine" if request.param == "mlx" else "tiny_ahead_engine"
     engine: Engine = FakeEngine() if request.param == "fake" else request.getfixturevalue(name)
     yield engine
     engine.reset()
+
+
+@pytest.fixture(name="tokenizer", params=["fake", "mlx"])
+def _tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    """The fake engine's, and a real one."""
+    engine: Engine = (
+        FakeEngine() if request.param == "fake" else request.getfixturevalue("short_engine")
+    )
+    return engine.tokenizer
 
 
 def prompt_of(engine: Engine, text: str) -> tuple[int, ...]:
@@ -251,9 +261,8 @@ def test_releasing_a_free_slot_is_no_fault(engine: Engine) -> None:
         "tabs\tand\nlines\n",
     ],
 )
-def test_pieces_of_text_add_up(engine: Engine, text: str) -> None:
+def test_pieces_of_text_add_up(tokenizer: Tokenizer, text: str) -> None:
     """Decoding token by token gives the whole text, and so do the tokens' own bytes."""
-    tokenizer = engine.tokenizer
     token_ids = tokenizer.encode(text, add_special_tokens=False)
     detokenizer = tokenizer.detokenizer()
 
@@ -265,12 +274,12 @@ def test_pieces_of_text_add_up(engine: Engine, text: str) -> None:
     assert not any("\ufffd" in piece for piece in pieces)
 
 
-def test_a_chat_prompt_ends_where_the_assistant_begins(engine: Engine) -> None:
+def test_a_chat_prompt_ends_where_the_assistant_begins(tokenizer: Tokenizer) -> None:
     """Rendering keeps the user's words, and only the generation prompt differs at the end."""
     messages: list[dict[str, object]] = [{"role": "user", "content": "Say hello."}]
 
-    opened = engine.tokenizer.render_chat(messages)
-    closed = engine.tokenizer.render_chat(messages, add_generation_prompt=False)
+    opened = tokenizer.render_chat(messages)
+    closed = tokenizer.render_chat(messages, add_generation_prompt=False)
 
     assert "Say hello." in closed
     assert opened.startswith(closed)

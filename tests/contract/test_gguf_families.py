@@ -33,7 +33,7 @@ RULES = every_rules()
 _PROMPT = [(37 * position) % 251 + 3 for position in range(24)]
 """Longer than the windows of the tiny models, and than the contexts that their rotary positions were scaled from."""
 
-_STEPS = 16
+_STEPS = 8
 _ROUNDING = 1e-4
 """Share of the largest logit that computing with packed weights in another order rounds."""
 
@@ -44,13 +44,13 @@ _ROUNDING_OF_EXPANDED = 1e-2
 """The same, of weights that are expanded to float16."""
 
 
-def _greedy(source: ModelSource, dtype: str) -> tuple[list[int], mx.array]:
+def _greedy(source: ModelSource, dtype: str, steps: int = _STEPS) -> tuple[list[int], mx.array]:
     """Generate tokens behind the prompt; the logits of the prompt and of each token, [steps, vocabulary]."""
     model = load_model(source, dtype=dtype).model
     cache = make_prompt_cache(model)
     rows = [model(mx.array([_PROMPT]), cache=cache)[0]]
     token_ids: list[int] = []
-    for _ in range(_STEPS):
+    for _ in range(steps):
         token_ids.append(int(np.argmax(np.array(rows[-1][-1]))))
         rows.append(model(mx.array([token_ids[-1:]]), cache=cache)[0])
     logits = mx.concatenate(rows).astype(mx.float32)
@@ -138,12 +138,12 @@ def test_fault_of_a_converter_is_noticed(tmp_path: Path, rules: GgufRules, fault
         checkpoint = write_gguf_checkpoint(tmp_path, rules, converter=rules.without(fault))
     else:
         checkpoint = write_gguf_checkpoint(tmp_path, rules, fault=rules.faults[fault])
-    _, expected = _greedy(checkpoint.directory, "float32")
+    _, expected = _greedy(checkpoint.directory, "float32", steps=0)
     try:
-        _, logits = _greedy(checkpoint.file, "float32")
+        _, logits = _greedy(checkpoint.file, "float32", steps=0)
     except ModelError:
         return
-    difference = float(mx.abs(logits - expected)[: len(_PROMPT)].max())
+    difference = float(mx.abs(logits - expected).max())
     assert difference > _NOTICED * float(mx.abs(expected).max())
 
 

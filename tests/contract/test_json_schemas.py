@@ -28,7 +28,7 @@ from machd.request.generation import Grammar, SamplingParams
 from machd.request.schema_bounds import UNSUPPORTED_KEYWORDS
 
 _MAX_TOKENS = 96
-_WALKS = 6
+_WALKS = 4
 _CLOSING = ('"', "}", "]", '"}', "}}", "]}", '"]')
 _CLOSES = 0.4
 """How often a walk turns to the end, where it may: what is random never ends by itself."""

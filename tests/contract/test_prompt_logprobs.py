@@ -24,7 +24,7 @@ from machd.request.generation import SamplingParams
 if TYPE_CHECKING:
     import mlx.core as mx
 
-    from machd.engine.loading.loader import LoadedModel
+    from machd.engine.backend.untyped import LanguageModel
     from machd.engine.step.mlx_engine import MlxEngine
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -37,7 +37,7 @@ TOLERANCE = 2e-3
 @pytest.fixture(name="engine", params=sampled(["fake", "mlx", "mlx ahead"], ["fake", "mlx"]))
 def _engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     """Each engine with no rows, and none left behind."""
-    names = {"mlx": "short_engine", "mlx ahead": "short_ahead_engine"}
+    names = {"mlx": "tiny_engine", "mlx ahead": "short_ahead_engine"}
     name = names.get(request.param)
     engine: Engine = FakeEngine() if name is None else request.getfixturevalue(name)
     yield engine
@@ -178,17 +178,17 @@ def test_row_without_completion_never_decodes(engine: Engine, sampling: Sampling
 
 
 @pytest.fixture(name="mlx_engine")
-def _mlx_engine(short_engine: MlxEngine) -> Iterator[MlxEngine]:
-    """The engine with the short model, and no row left behind."""
-    yield short_engine
-    short_engine.reset()
+def _mlx_engine(tiny_engine: MlxEngine) -> Iterator[MlxEngine]:
+    """The engine with the tiny model, and no row left behind."""
+    yield tiny_engine
+    tiny_engine.reset()
 
 
-def bare_scores(loaded: LoadedModel, prompt: Sequence[int]) -> list[PromptLogprob]:
+def bare_scores(model: LanguageModel, prompt: Sequence[int]) -> list[PromptLogprob]:
     """Return what one forward pass over the whole prompt says, without caches."""
     import mlx.core as mx  # noqa: PLC0415 - comes after the BLAS
 
-    logits = loaded.model(mx.array([list(prompt)]))[0].astype(mx.float32)
+    logits = model(mx.array([list(prompt)]))[0].astype(mx.float32)
     logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
     found = []
     for position, token_id in enumerate(prompt[1:], start=1):
@@ -199,13 +199,11 @@ def bare_scores(loaded: LoadedModel, prompt: Sequence[int]) -> list[PromptLogpro
     return found
 
 
-def test_prompt_logprobs_equal_a_bare_forward_pass(
-    short_model: LoadedModel, mlx_engine: MlxEngine
-) -> None:
+def test_prompt_logprobs_equal_a_bare_forward_pass(mlx_engine: MlxEngine) -> None:
     """Scores of chunks, caches and several passes are those of one pass over the whole prompt."""
     prompt = prompt_of(mlx_engine)
     found = scores(mlx_engine, prompt, 150, sampling=replace(GREEDY, prompt_logprobs=0))
-    expected = bare_scores(short_model, prompt)
+    expected = bare_scores(mlx_engine.module, prompt)
     assert_alike(found, expected)
     same_rank = sum(one.rank == other.rank for one, other in zip(found, expected, strict=True))
     assert same_rank > 0.95 * len(expected), "ranks change where tokens are as likely but for noise"
@@ -213,7 +211,6 @@ def test_prompt_logprobs_equal_a_bare_forward_pass(
 
 @pytest.mark.parametrize("fault", ["shifted by one", "without the chunk before"])
 def test_planted_fault_in_prompt_logprobs_is_noticed(
-    short_model: LoadedModel,
     mlx_engine: MlxEngine,
     monkeypatch: pytest.MonkeyPatch,
     fault: str,
@@ -237,7 +234,7 @@ def test_planted_fault_in_prompt_logprobs_is_noticed(
     else:
         monkeypatch.setattr(PromptScores, "compute", forgetting)
     prompt = prompt_of(mlx_engine)[:60]
-    asked, expected = replace(GREEDY, prompt_logprobs=0), bare_scores(short_model, prompt)
+    asked, expected = replace(GREEDY, prompt_logprobs=0), bare_scores(mlx_engine.module, prompt)
     with pytest.raises(AssertionError):
         assert_alike(scores(mlx_engine, prompt, 25, sampling=asked), expected)
 
@@ -277,23 +274,23 @@ def test_row_that_fails_behind_its_prompt_has_no_output(
     assert not result.outputs
 
 
-def test_memory_of_prompt_logprobs_does_not_grow_with_the_prompt(mlx_engine: MlxEngine) -> None:
+def test_memory_of_prompt_logprobs_does_not_grow_with_the_prompt(short_engine: MlxEngine) -> None:
     """Scoring takes less than the logits of the whole prompt would, and no more than was foreseen."""
     import mlx.core as mx  # noqa: PLC0415 - comes after the BLAS
 
-    prompt = (prompt_of(mlx_engine) * 6)[:1000]
+    prompt = (prompt_of(short_engine) * 4)[:600]
 
     def peak_bytes(sampling: SamplingParams) -> int:
         most = 0
-        for chunk in chunks_of(prompt, sampling, 500):
+        for chunk in chunks_of(prompt, sampling, 300):
             active = mx.get_active_memory()
-            foreseen = mlx_engine._need_of(StepPlan(prefill=(chunk,))).scoring_bytes
+            foreseen = short_engine._need_of(StepPlan(prefill=(chunk,))).scoring_bytes
             mx.reset_peak_memory()
-            mlx_engine.run(StepPlan(prefill=(chunk,)))
+            short_engine.run(StepPlan(prefill=(chunk,)))
             most = max(most, mx.get_peak_memory() - active - foreseen)
-        mlx_engine.run(StepPlan(release=(0,)))
+        short_engine.run(StepPlan(release=(0,)))
         return most
 
-    foreseen = mlx_engine._need_of(StepPlan(prefill=(chunks_of(prompt, SCORED, 500)[0],)))
-    assert foreseen.scoring_bytes < len(prompt) * mlx_engine.model.vocabulary_tokens * 4
+    foreseen = short_engine._need_of(StepPlan(prefill=(chunks_of(prompt, SCORED, 300)[0],)))
+    assert foreseen.scoring_bytes < len(prompt) * short_engine.model.vocabulary_tokens * 4
     assert peak_bytes(SCORED) <= peak_bytes(GREEDY)

@@ -15,7 +15,6 @@ from support.engines.fake_engine import FakeEngine
 from support.every_run import sampled
 from support.schedulers.sequence_samples import LIMITS, EagerPace, batching_of, outputs_of, run_step
 
-from machd.engine.loading.loader import LoadedModel
 from machd.engine.protocol.engine import Engine
 from machd.engine.protocol.step import (
     DecodeRow,
@@ -169,30 +168,33 @@ def _suspend(scheduler: Scheduler, engine: Engine, reason: SuspendReason) -> Non
     name="engine_kind", params=["fake", "mlx", pytest.param("ahead", marks=pytest.mark.long)]
 )
 def _engine_kind(request: pytest.FixtureRequest) -> str:
-    """MLX as it is on the CPU, and looking ahead as on a GPU."""
+    """MLX as it is on the CPU, and looking ahead as on a GPU, there with a real tokenizer."""
     kind: str = request.param
     return kind
+
+
+def _mlx_engine(engine_kind: str, request: pytest.FixtureRequest) -> Engine:
+    from support.engines.tiny_engines import native_llama  # noqa: PLC0415 - imports mlx
+
+    from machd.engine.assembly import make_engine  # noqa: PLC0415 - the same
+
+    looks_ahead = engine_kind == "ahead"
+    model = request.getfixturevalue("short_model") if looks_ahead else native_llama()
+    return make_engine(model, max_rows=_ROWS, looks_ahead=looks_ahead)
 
 
 @pytest.fixture(name="engine")
 def _engine(engine_kind: str, request: pytest.FixtureRequest) -> Iterator[Engine]:
     """Each engine with no rows."""
-    name = {"mlx": "short_engine", "ahead": "short_ahead_engine"}.get(engine_kind)
-    engine: Engine = FakeEngine() if name is None else request.getfixturevalue(name)
+    engine = FakeEngine() if engine_kind == "fake" else _mlx_engine(engine_kind, request)
     yield engine
-    engine.reset(max_rows=_ROWS)
+    engine.close()
 
 
 @pytest.fixture(name="successor")
 def _successor(engine_kind: str, request: pytest.FixtureRequest) -> Iterator[Engine]:
     """Another engine of the same kind, as a new engine process has it."""
-    if engine_kind == "fake":
-        yield FakeEngine()
-        return
-    from machd.engine.assembly import make_engine  # noqa: PLC0415 - imports mlx
-
-    model = request.getfixturevalue("short_model")
-    engine = make_engine(model, max_rows=_ROWS, looks_ahead=engine_kind == "ahead")
+    engine = FakeEngine() if engine_kind == "fake" else _mlx_engine(engine_kind, request)
     yield engine
     engine.close()
 
@@ -479,14 +481,14 @@ def test_a_fault_at_the_seam_is_noticed(fault: str, kind: str, *, is_restarted: 
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
-def test_prompt_lookup_goes_on_over_what_was_said(
-    short_model: LoadedModel, *, is_restarted: bool
-) -> None:
+def test_prompt_lookup_goes_on_over_what_was_said(*, is_restarted: bool) -> None:
     """Drafts of a resumed row come from prompt and completion; its tokens are as without."""
-    from machd.engine.assembly import make_engine  # noqa: PLC0415 - imports mlx
-    from machd.engine.speculation.ngram import NgramProposer  # noqa: PLC0415
+    from support.engines.tiny_engines import native_llama  # noqa: PLC0415 - imports mlx
 
-    engine = make_engine(short_model, max_rows=_ROWS, proposer=NgramProposer())
+    from machd.engine.assembly import make_engine  # noqa: PLC0415 - the same
+    from machd.engine.speculation.ngram import NgramProposer  # noqa: PLC0415 - the same
+
+    engine = make_engine(native_llama(), max_rows=_ROWS, proposer=NgramProposer())
     try:
         requests = _requests(engine, ["greedy", "seeded", "schema"])
         undisturbed = _answers(engine, Scheduler(_BATCHED), requests)

@@ -1,4 +1,4 @@
-"""A seed repeats an answer beside others: the embedded model, batches of 1 to 16 rows, with drafts."""
+"""A seed repeats an answer beside others: the embedded model or its first layers, batches of 1 to 16 rows, with drafts."""
 
 from __future__ import annotations
 
@@ -88,9 +88,11 @@ def _drafting(embedded_model: LoadedModel) -> Iterator[_Drafting]:
     drafting.engine.close()
 
 
-def test_seeded_answers_repeat_beside_others(drafting: _Drafting) -> None:
+def test_seeded_answers_repeat_beside_others(short_model: LoadedModel) -> None:
     """Answers of several seeds are the same alone and in a batch that grows and shrinks, with drafts."""
+    drafting = _Drafting(short_model)
     _check(_compare(drafting, widths=(7,), tokens=8, answers=5))
+    drafting.engine.close()
 
 
 @pytest.mark.long

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 
 import mlx.core as mx
 import pytest
 from support.engines.fake_engine import FakeEngine
 from support.engines.tiny_engines import loaded
-from support.engines.tiny_models import TinyKind, each_kind
+from support.engines.tiny_models import EVERY_RUN, TinyKind
+from support.every_run import sampled
 
 from machd.engine.assembly import make_engine
 from machd.engine.protocol.engine import Engine
@@ -94,8 +96,13 @@ def test_steps_that_compute_nothing_are_never_refused(limited: _Limited) -> None
     assert limited.engine.memory().kv_used_bytes == 0
 
 
-@each_kind()
-@pytest.mark.parametrize("lane", list(Lane))
+@pytest.mark.parametrize(
+    ("lane", "kind"),
+    sampled(
+        product(Lane, TinyKind),
+        [*product(Lane, [TinyKind.STANDARD]), *product([Lane.BATCH], EVERY_RUN[1:])],
+    ),
+)
 def test_steps_take_at_most_twice_their_estimate(
     kind: TinyKind, lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,13 +18,21 @@ from machd.scheduler.scheduler import Scheduler
 
 TestContinuousMachine = ContinuousMachine.TestCase
 TestContinuousMachine.settings = settings(
-    max_examples=150,
+    max_examples=75,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
 TestSingleFlightMachine = SingleFlightMachine.TestCase
-TestSingleFlightMachine.settings = settings(TestContinuousMachine.settings, max_examples=60)
+TestSingleFlightMachine.settings = settings(TestContinuousMachine.settings, max_examples=30)
+
+
+class _OfManyHistories(ContinuousMachine):
+    """The same, of ten times as many."""
+
+
+TestManyHistories = pytest.mark.long(_OfManyHistories.TestCase)
+TestManyHistories.settings = settings(TestContinuousMachine.settings, max_examples=750)
 
 _FOUND_EARLY = [
     broken_ones.SendsATokenTwice,

@@ -771,7 +771,7 @@ class StatefulPrefixMachine(PrefixMachine):
 
 
 SETTINGS = settings(
-    max_examples=100,
+    max_examples=50,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),
@@ -781,6 +781,20 @@ TestPrefixMachine = PrefixMachine.TestCase
 TestPrefixMachine.settings = SETTINGS
 TestStatefulPrefixMachine = StatefulPrefixMachine.TestCase
 TestStatefulPrefixMachine.settings = SETTINGS
+
+
+class _OfManyHistories(PrefixMachine):
+    """The same, of ten times as many."""
+
+
+class _StatefulOfManyHistories(StatefulPrefixMachine):
+    """The same, of ten times as many."""
+
+
+TestManyHistories = pytest.mark.long(_OfManyHistories.TestCase)
+TestManyHistories.settings = settings(SETTINGS, max_examples=500)
+TestManyStatefulHistories = pytest.mark.long(_StatefulOfManyHistories.TestCase)
+TestManyStatefulHistories.settings = settings(SETTINGS, max_examples=500)
 
 
 class PinsNothing(BlockPool):

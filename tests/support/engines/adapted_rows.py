@@ -21,7 +21,7 @@ from support.engines.same_bits import said
 NARROW, WIDE = adapter_named("narrow"), adapter_named("wide", scale=0.8)
 """Adapters of rank 4 and 7."""
 
-_TOKENS = 10
+_TOKENS = 6
 _ALL = 1 << 20
 
 

@@ -8,8 +8,9 @@ from functools import cache
 from machd.engine.assembly import make_engine
 from machd.engine.kv.formats import kv_format_named
 from machd.engine.loading.loader import LoadedModel
+from support.engines.adapters import TinyBase
 from support.engines.parity import Alone
-from support.engines.tiny_models import TinyKind, tiny_model
+from support.engines.tiny_models import TinyKind, tiny_model, tiny_tokenizer
 
 
 def loaded(kind: TinyKind, kv_format: str = "none") -> LoadedModel:
@@ -20,6 +21,14 @@ def loaded(kind: TinyKind, kv_format: str = "none") -> LoadedModel:
 def alone(kind: TinyKind, kv_format: str = "none") -> Alone:
     """Its rows alone, each computed once by a fresh engine."""
     return _references(kind, kv_format)
+
+
+@cache
+def native_llama() -> LoadedModel:
+    """A model that machd's own kernels compute where they are installed, so that company changes no bit."""
+    model, tokenizer = TinyBase("llama").loaded(), tiny_tokenizer()
+    description = replace(model.description, eos_token_ids=tokenizer.eos_token_ids)
+    return replace(model, tokenizer=tokenizer, description=description)
 
 
 @cache

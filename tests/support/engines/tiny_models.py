@@ -121,7 +121,7 @@ _RECIPES = {
         "gemma3_text",
         0,
         {
-            "num_hidden_layers": 4,
+            "num_hidden_layers": 2,
             "query_pre_attn_scalar": 16,
             "sliding_window": 8,
             "sliding_window_pattern": 2,
@@ -129,9 +129,9 @@ _RECIPES = {
     ),
     TinyKind.HYBRID_GDN: _Recipe(
         "qwen3_next",
-        0,
+        2,
         {
-            "num_hidden_layers": 4,
+            "num_hidden_layers": 2,
             "full_attention_interval": 2,
             "linear_num_value_heads": 4,
             "linear_num_key_heads": 2,
@@ -149,9 +149,9 @@ _RECIPES = {
     ),
     TinyKind.HYBRID: _Recipe(
         "lfm2",
-        2,
+        12,
         {
-            "num_hidden_layers": 4,
+            "num_hidden_layers": 2,
             "conv_bias": True,
             "conv_L_cache": 3,
             "block_dim": 64,
@@ -159,7 +159,7 @@ _RECIPES = {
             "block_multiple_of": 8,
             "block_ffn_dim_multiplier": 1.0,
             "block_auto_adjust_ff_dim": False,
-            "full_attn_idxs": [1, 3],
+            "full_attn_idxs": [1],
         },
         embedding_scale=0.2,
     ),

@@ -16,9 +16,9 @@ _KINDS = pytest.mark.parametrize("kind", list(TinyKind))
 
 _EXPECTED = {
     TinyKind.STANDARD: (KvCacheKind.STANDARD, {"KVCache": 2}, ()),
-    TinyKind.ROTATING: (KvCacheKind.ROTATING, {"KVCache": 2, "RotatingKVCache": 2}, ()),
-    TinyKind.HYBRID_GDN: (KvCacheKind.HYBRID_GDN, {"ArraysCache": 2, "KVCache": 2}, ()),
-    TinyKind.HYBRID: (KvCacheKind.HYBRID, {"ArraysCache": 2, "KVCache": 2}, ()),
+    TinyKind.ROTATING: (KvCacheKind.ROTATING, {"KVCache": 1, "RotatingKVCache": 1}, ()),
+    TinyKind.HYBRID_GDN: (KvCacheKind.HYBRID_GDN, {"ArraysCache": 1, "KVCache": 1}, ()),
+    TinyKind.HYBRID: (KvCacheKind.HYBRID, {"ArraysCache": 1, "KVCache": 1}, ()),
     TinyKind.NESTED: (KvCacheKind.NESTED, {"CacheList": 2}, ("ArraysCache", "KVCache")),
     TinyKind.NESTED_ROTATING: (
         KvCacheKind.NESTED,

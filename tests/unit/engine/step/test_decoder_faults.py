@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import product
 from typing import Any
 
 import mlx.core as mx
@@ -11,6 +12,7 @@ import pytest
 from support.engines.parity import differences
 from support.engines.tiny_engines import alone, loaded
 from support.engines.tiny_models import VOCABULARY_TOKENS, TinyKind, tiny_model
+from support.every_run import sampled
 
 from machd.engine.assembly import make_engine
 from machd.engine.kv.batch_lane import BatchLaneKv
@@ -129,9 +131,19 @@ def _draw_fails_at(patch: pytest.MonkeyPatch, position: int) -> None:
     patch.setattr(gumbel_noise, "draw_key", draw)
 
 
+_POSITIONS = (0, 1, 5, _TOKENS - 1)
+_BAD_ROWS = ((0,), (1,), (3,), (0, 3), (0, 1, 2, 3))
+
+
 @_LOOKS_AHEAD
-@pytest.mark.parametrize("position", [0, 1, 5, _TOKENS - 1])
-@pytest.mark.parametrize("bad", [(0,), (1,), (3,), (0, 3), (0, 1, 2, 3)], ids=str)
+@pytest.mark.parametrize(
+    ("position", "bad"),
+    # Each position for the first row, each set of rows at a position in between.
+    sampled(
+        product(_POSITIONS, _BAD_ROWS),
+        [*product(_POSITIONS, _BAD_ROWS[:1]), *product((5,), _BAD_ROWS)],
+    ),
+)
 def test_a_sampler_that_fails_ends_its_row_alone(
     bad: tuple[int, ...],
     position: int,
@@ -225,8 +237,13 @@ def _bad(kind: TinyKind, *, tokens: int = _TOKENS) -> Join:
     return Join((*random_prompt(20, 7), *[_poison(kind)] * 20), tokens)
 
 
-@_LOOKS_AHEAD
-@pytest.mark.parametrize("kind", _POISONABLE)
+@pytest.mark.parametrize(
+    ("kind", "looks_ahead"),
+    sampled(
+        product(_POISONABLE, (False, True)),
+        [*product(_POISONABLE, (False,)), (TinyKind.STANDARD, True)],
+    ),
+)
 def test_a_row_of_no_numbers_fails_alone(kind: TinyKind, looks_ahead: bool) -> None:  # noqa: FBT001
     """Its logits mean nothing, so it gets no token but a fault; its neighbours notice nothing."""
     engine = _poisoned_engine(kind, looks_ahead=looks_ahead)
@@ -274,10 +291,17 @@ _ENDINGS: tuple[_Ending, ...] = (
 )
 
 
+_LEFT_BEHIND = list(product((TinyKind.STANDARD, TinyKind.NESTED), _ENDINGS, (1, 2, _TOKENS)))
+
+
 @_LOOKS_AHEAD
-@pytest.mark.parametrize("tokens", [1, 2, _TOKENS])
-@pytest.mark.parametrize("ending", _ENDINGS)
-@pytest.mark.parametrize("kind", [TinyKind.STANDARD, TinyKind.NESTED])
+@pytest.mark.parametrize(
+    ("kind", "ending", "tokens"),
+    # Each ending on both kinds; each length of a row on plain keys and values.
+    sampled(
+        _LEFT_BEHIND, [one for one in _LEFT_BEHIND if TinyKind.STANDARD in one or _TOKENS in one]
+    ),
+)
 def test_a_nan_that_a_row_leaves_behind_reaches_no_other_row(
     kind: TinyKind,
     ending: _Ending,
@@ -391,21 +415,28 @@ def _fails_once(patch: pytest.MonkeyPatch, owner: type, name: str) -> None:
     patch.setattr(owner, name, method)
 
 
-@_LOOKS_AHEAD
-@pytest.mark.parametrize(
-    ("owner", "name"),
-    [
-        (MlxEngine, "_forward"),
-        (BatchLaneKv, "begin_pass"),
-        (BatchLaneKv, "join"),
-        (BatchLaneKv, "select"),
-        (SlabKv, "place"),
-        (SlabKv, "select"),
-        (Decoder, "settle"),
-    ],
-    ids=lambda one: one if isinstance(one, str) else one.__name__,
+_STEPS_THAT_FAIL = (
+    (MlxEngine, "_forward"),
+    (BatchLaneKv, "begin_pass"),
+    (BatchLaneKv, "join"),
+    (BatchLaneKv, "select"),
+    (SlabKv, "place"),
+    (SlabKv, "select"),
+    (Decoder, "settle"),
 )
-@pytest.mark.parametrize("kind", [TinyKind.STANDARD, TinyKind.NESTED_ROTATING])
+_FAILING = [
+    (kind, owner, name, looks_ahead)
+    for kind in (TinyKind.STANDARD, TinyKind.NESTED_ROTATING)
+    for owner, name in _STEPS_THAT_FAIL
+    for looks_ahead in (False, True)
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "owner", "name", "looks_ahead"),
+    sampled(_FAILING, [one for one in _FAILING if one[0] is TinyKind.STANDARD or not one[3]]),
+    ids=lambda one: getattr(one, "__name__", str(one)),
+)
 def test_after_a_step_that_failed_a_reset_engine_is_as_new(
     kind: TinyKind,
     owner: type,

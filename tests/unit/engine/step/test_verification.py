@@ -30,7 +30,7 @@ from machd.request.generation import Grammar, SamplingParams
 
 _SYMBOLS = 4
 _SAID = 3
-_ROWS = 6000
+_ROWS = 4000
 _LIKELY = 3
 """After token 0, in the model made up below."""
 _FALSE_ALARM_Z = 4.7534
