@@ -43,15 +43,17 @@ def _png(seed: int, *, side: int = 392) -> bytes:
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("kills", [1, pytest.param(16, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("kills", "streams", "whole"), [(1, 1, 3), pytest.param(16, 2, 7, marks=pytest.mark.long)]
+)
 def test_answers_to_images_are_those_of_a_daemon_left_alone(
-    server: ServeProcess, kills: int
+    server: ServeProcess, kills: int, streams: int, whole: int
 ) -> None:
-    """14 streams and 7 plain requests of images and text, in four dialects, token for token and with the same usage."""
+    """Streams and plain requests of images and text, in four dialects, token for token and with the same usage."""
     asked = image_questions("qwen2_vl", [_png(seed) for seed in range(6)])
     killed = EngineKills(server, seed=kills, max_pause_s=0.3)
     with ThreadPoolExecutor(21) as pool:
-        ask = partial(ask_streams_and_whole, server.url, asked, pool, whole=7)
+        ask = partial(ask_streams_and_whole, server.url, asked, pool, streams=streams, whole=whole)
         assert_answers_stay(killed, ask, kills, are_caches_cold=True)
 
 
