@@ -38,17 +38,17 @@ def _engine(server: ServeProcess) -> psutil.Process:
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    ("kills", "streams", "whole"), [(2, 1, 4), pytest.param(50, 2, 8, marks=pytest.mark.long)]
+    ("kills", "streams", "whole", "longest_tokens"),
+    [(2, 1, 4, 45), pytest.param(50, 2, 8, 90, marks=pytest.mark.long)],
 )
 def test_answers_are_those_of_a_daemon_left_alone_when_its_engine_process_is_killed(
-    server: ServeProcess, kills: int, streams: int, whole: int
+    server: ServeProcess, kills: int, streams: int, whole: int, longest_tokens: int
 ) -> None:
     """Streams and plain requests of every kind, in four dialects, token for token and with the same usage."""
-    asked, killed = questions(_MODEL), EngineKills(server, seed=kills, max_pause_s=0.5)
+    asked = questions(_MODEL, longest_tokens=longest_tokens)
+    killed = EngineKills(server, seed=kills, max_pause_s=0.5)
     with ThreadPoolExecutor(32) as pool:
-        ask = partial(
-            ask_streams_and_whole, server.url, asked, pool, streams=streams, whole=whole
-        )
+        ask = partial(ask_streams_and_whole, server.url, asked, pool, streams=streams, whole=whole)
         assert_answers_stay(killed, ask, kills)
 
 

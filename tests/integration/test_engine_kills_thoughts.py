@@ -17,21 +17,23 @@ from support.daemon.serve_process import ServeProcess
 @pytest.fixture(name="server", scope="module")
 def _server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
     checkpoint = write_thinking_llama(tmp_path_factory.mktemp("kills") / "thinking")
-    flags = ("--model-dtype=float32", "--continuous-batching", "--engine-stall-timeout-s=10")
-    with ServeProcess(str(checkpoint), *flags, environ=TOLD) as server:
+    flags = ("--model-dtype=float32", "--continuous-batching", "--probe-on-start=off")
+    stall = "--engine-stall-timeout-s=10"
+    with ServeProcess(str(checkpoint), *flags, stall, environ=TOLD) as server:
         yield server
 
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    ("kills", "streams"), [(1, 1), pytest.param(16, 2, marks=pytest.mark.long)]
+    ("kills", "streams", "longest_tokens"),
+    [(1, 1, 120), pytest.param(16, 2, 240, marks=pytest.mark.long)],
 )
 def test_thoughts_and_what_follows_are_those_of_a_daemon_left_alone(
-    server: ServeProcess, kills: int, streams: int
+    server: ServeProcess, kills: int, streams: int, longest_tokens: int
 ) -> None:
     """Streams and plain requests in four dialects: thoughts that a budget, the model or nothing ends, and a grammar behind."""
     asked, killed = (
-        thoughtful_questions("thinking"),
+        thoughtful_questions("thinking", longest_tokens=longest_tokens),
         EngineKills(server, seed=kills, max_pause_s=0.3),
     )
     with ThreadPoolExecutor(21) as pool:
