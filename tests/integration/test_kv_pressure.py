@@ -306,10 +306,9 @@ def test_under_reject_who_does_not_fit_now_is_told_to_come_again(
         _check_nothing_is_left(daemon.url, watch)
         counted = scrape(daemon.url, "machd_rejections_total", reason="kv_budget_spent")
         bodies = _requests()
-        # Every third has some of each kind: too large, refused before and served before.
         again = [
             (number, pair[1])
-            for number, body in list(enumerate(bodies))[::3]
+            for number, body in enumerate(bodies)
             for pair in _run(daemon.url, [[_errand(body, number)]], 1)
         ]
         _check_nothing_is_left(daemon.url, watch)
