@@ -17,23 +17,29 @@ from support.daemon.serve_process import ServeProcess
 @pytest.fixture(name="server", scope="module")
 def _server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
     checkpoint = write_thinking_llama(tmp_path_factory.mktemp("kills") / "thinking")
-    flags = ("--model-dtype=float32", "--continuous-batching", "--engine-stall-timeout-s=10")
-    with ServeProcess(str(checkpoint), *flags, environ=TOLD) as server:
+    flags = ("--model-dtype=float32", "--continuous-batching", "--probe-on-start=off")
+    stall = "--engine-stall-timeout-s=10"
+    with ServeProcess(str(checkpoint), *flags, stall, environ=TOLD) as server:
         yield server
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("kills", [1, pytest.param(16, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("kills", "streams", "longest_tokens"),
+    [(1, 1, 120), pytest.param(16, 2, 240, marks=pytest.mark.long)],
+)
 def test_thoughts_and_what_follows_are_those_of_a_daemon_left_alone(
-    server: ServeProcess, kills: int
+    server: ServeProcess, kills: int, streams: int, longest_tokens: int
 ) -> None:
-    """14 streams and 7 plain requests in four dialects: thoughts that a budget, the model or nothing ends, and a grammar behind."""
+    """Streams and plain requests in four dialects: thoughts that a budget, the model or nothing ends, and a grammar behind."""
     asked, killed = (
-        thoughtful_questions("thinking"),
+        thoughtful_questions("thinking", longest_tokens=longest_tokens),
         EngineKills(server, seed=kills, max_pause_s=0.3),
     )
-    whole = [one.ask(server.url) for one in asked]
-    assert all("thinking" in repr(one) or "reasoning" in repr(one) for one in whole)
     with ThreadPoolExecutor(21) as pool:
-        ask = partial(ask_streams_and_whole, server.url, asked, pool, whole=7)
-        assert_answers_stay(killed, ask, kills)
+        ask = partial(
+            ask_streams_and_whole, server.url, asked, pool, streams=streams, whole=len(asked)
+        )
+        answers = assert_answers_stay(killed, ask, kills)
+    whole = answers[-len(asked) :]
+    assert all("thinking" in repr(one) or "reasoning" in repr(one) for one in whole)

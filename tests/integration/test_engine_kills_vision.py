@@ -33,25 +33,30 @@ def _server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
     processor = checkpoint / "preprocessor_config.json"
     settings = {**json.loads(processor.read_text()), "max_pixels": _MAX_PIXELS}
     processor.write_text(json.dumps(settings))
-    flags = ("--model-dtype=float32", "--continuous-batching", "--engine-stall-timeout-s=10")
-    with ServeProcess(str(checkpoint), *flags, environ=TOLD) as server:
+    flags = ("--model-dtype=float32", "--continuous-batching", "--probe-on-start=off")
+    stall = "--engine-stall-timeout-s=10"
+    with ServeProcess(str(checkpoint), *flags, stall, environ=TOLD) as server:
         yield server
 
 
-def _png(seed: int, *, side: int = 392) -> bytes:
+def _png(seed: int, *, side: int = 252) -> bytes:
     return encoded(picture(seed=seed, width=side, height=side), "PNG")
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("kills", [1, pytest.param(16, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("kills", "streams", "whole", "longest_tokens"),
+    [(1, 1, 3, 80), pytest.param(16, 2, 7, 160, marks=pytest.mark.long)],
+)
 def test_answers_to_images_are_those_of_a_daemon_left_alone(
-    server: ServeProcess, kills: int
+    server: ServeProcess, kills: int, streams: int, whole: int, longest_tokens: int
 ) -> None:
-    """14 streams and 7 plain requests of images and text, in four dialects, token for token and with the same usage."""
-    asked = image_questions("qwen2_vl", [_png(seed) for seed in range(6)])
+    """Streams and plain requests of images and text, in four dialects, token for token and with the same usage."""
+    pictures = [_png(seed) for seed in range(6)]
+    asked = image_questions("qwen2_vl", pictures, longest_tokens=longest_tokens)
     killed = EngineKills(server, seed=kills, max_pause_s=0.3)
     with ThreadPoolExecutor(21) as pool:
-        ask = partial(ask_streams_and_whole, server.url, asked, pool, whole=7)
+        ask = partial(ask_streams_and_whole, server.url, asked, pool, streams=streams, whole=whole)
         assert_answers_stay(killed, ask, kills, are_caches_cold=True)
 
 
@@ -61,7 +66,7 @@ def test_an_image_is_encoded_again_when_the_engine_process_is_killed_meanwhile(
 ) -> None:
     """No client notices, whatever share of the encoding was done."""
     large = _png(100 + kills, side=700)
-    (question, *_) = image_questions("qwen2_vl", [large] * 6)
+    (question, *_) = image_questions("qwen2_vl", [large] * 6, longest_tokens=40)
     source, killed = random.Random(kills), EngineKills(server, seed=kills, max_pause_s=0.0)
     before_s = scrape(server.url, "machd_encoder_seconds_total")
     expected = question.ask_streamed(server.url)

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 from structlog.testing import capture_logs
-from support.clients.cached_answers import Asked, ask, ask_streamed
+from support.clients.cached_answers import Answer, Asked, ask, ask_streamed
 from support.clocks.polling import CEILING_S, wait_until
 from support.daemon.scraping import scrape
 from support.daemon.supervised_daemon import SupervisedDaemon
@@ -58,6 +58,16 @@ _QUESTIONS = (
 
 _STALL_S = 5.0
 """Longer than a busy machine keeps a process from its processor."""
+
+
+_CLASHING = Asked(chat("clash, and say one more thing"))
+
+
+@pytest.fixture(name="expected", scope="module")
+def _expected() -> list[Answer]:
+    """What is said undisturbed: to each question, and to the one that clashes with others."""
+    with capture_logs(), SupervisedDaemon(_FLAGS) as daemon:
+        return [ask(daemon.url, one) for one in (*_QUESTIONS, _CLASHING)]
 
 
 @pytest.fixture(name="daemon")
@@ -110,10 +120,10 @@ def test_a_model_that_is_ready_has_counts() -> None:
     "number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGSTOP], ids=lambda one: one.name
 )
 def test_answers_are_whole_when_the_engine_process_ends_again_and_again(
-    daemon: SupervisedDaemon, number: signal.Signals
+    daemon: SupervisedDaemon, expected: list[Answer], number: signal.Signals
 ) -> None:
     """Every kind of answer, streamed and not, says what it says undisturbed, with the same usage."""
-    expected = [ask(daemon.url, one) for one in _QUESTIONS]
+    undisturbed = expected[: len(_QUESTIONS)]
     with ThreadPoolExecutor(2 * len(_QUESTIONS)) as pool:
         plain = [pool.submit(ask, daemon.url, one) for one in _QUESTIONS]
         of_one = [one for one in _QUESTIONS if "n" not in one.fields]
@@ -128,9 +138,9 @@ def test_answers_are_whole_when_the_engine_process_ends_again_and_again(
         said = [one.result(CEILING_S).said for one in plain]
         texts = [one.result(CEILING_S).texts for one in streamed]
 
-    assert said == [one.said for one in expected]
+    assert said == [one.said for one in undisturbed]
     assert texts == [
-        one.texts for one, asked in zip(expected, _QUESTIONS, strict=True) if asked in of_one
+        one.texts for one, asked in zip(undisturbed, _QUESTIONS, strict=True) if asked in of_one
     ]
     reason = "stall" if number is signal.SIGSTOP else "exit"
     assert scrape(daemon.url, "machd_engine_restarts_total", reason=reason) == 3
@@ -138,11 +148,10 @@ def test_answers_are_whole_when_the_engine_process_ends_again_and_again(
 
 
 def test_a_request_that_ends_two_processes_is_ended_and_its_neighbours_are_whole(
-    daemon: SupervisedDaemon,
+    daemon: SupervisedDaemon, expected: list[Answer]
 ) -> None:
     """It gets ``engine_fault``; the others do not notice."""
     others = _QUESTIONS[:4]
-    expected = [ask(daemon.url, one).said for one in others]
     with ThreadPoolExecutor(len(others)) as pool:
         answers = [pool.submit(ask, daemon.url, one) for one in others]
         wait_until(lambda: _running(daemon) > 0, "answers are being made")
@@ -152,20 +161,21 @@ def test_a_request_that_ends_two_processes_is_ended_and_its_neighbours_are_whole
         said = [one.result(CEILING_S).said for one in answers]
 
     assert (poison.status_code, poison.json()["error"]["code"]) == (503, "engine_fault")
-    assert said == expected
+    assert said == [one.said for one in expected[:4]]
     assert len(daemon.processes) == 3
 
 
-def test_kills_from_outside_accuse_no_request(daemon: SupervisedDaemon) -> None:
+def test_kills_from_outside_accuse_no_request(
+    daemon: SupervisedDaemon, expected: list[Answer]
+) -> None:
     """An answer that was alone in each of three processes that were killed is whole; after three crashes it would be to blame."""
-    expected = ask(daemon.url, _QUESTIONS[0]).said
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(ask, daemon.url, _QUESTIONS[0])
         for _ in range(3):
             wait_until(lambda: _running(daemon) > 0, "the answer is being made")
             _kill(daemon, signal.SIGKILL)
             wait_until(lambda: not _is_ready(daemon), "routers are told")
-        assert answer.result(CEILING_S).said == expected
+        assert answer.result(CEILING_S).said == expected[0].said
 
 
 def test_the_last_lines_of_a_process_that_crashes_are_logged() -> None:
@@ -201,15 +211,14 @@ def test_lines_of_the_front_about_a_model_name_it() -> None:
 
 
 def test_a_request_that_ends_the_process_beside_others_goes_on_alone(
-    daemon: SupervisedDaemon,
+    daemon: SupervisedDaemon, expected: list[Answer]
 ) -> None:
     """If no sequence crashes the process alone, each is computed by itself, and every answer is whole."""
-    questions = (*_QUESTIONS[:3], Asked(chat("clash, and say one more thing")))
-    expected = [ask(daemon.url, one).said for one in questions]
+    questions = (*_QUESTIONS[:3], _CLASHING)
     with ThreadPoolExecutor(len(questions)) as pool:
         said = [one.said for one in pool.map(lambda one: ask(daemon.url, one), questions)]
 
-    assert said == expected
+    assert said == [one.said for one in (*expected[:3], expected[-1])]
     assert len(daemon.processes) == 4
 
 
@@ -247,11 +256,12 @@ def test_a_daemon_whose_engine_process_ends_again_and_again_gives_up(
     assert getattr(daemon.error, "exit_code", 0) == 70
 
 
-def test_a_process_that_cannot_be_started_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_cannot_be_started_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, expected: list[Answer]
+) -> None:
     """An answer goes on in the first one for which there is room."""
     monkeypatch.setattr("machd.served.restarts._FIRST_BACKOFF_S", 0.01)
     with capture_logs() as logs, SupervisedDaemon(_FLAGS) as daemon, ThreadPoolExecutor(1) as pool:
-        expected = ask(daemon.url, _QUESTIONS[0]).said
         answer = pool.submit(ask, daemon.url, _QUESTIONS[0])
         wait_until(lambda: _running(daemon) > 0, "the answer is being made")
         daemon.refused_starts = 2
@@ -259,7 +269,7 @@ def test_a_process_that_cannot_be_started_is_tried_again(monkeypatch: pytest.Mon
         said = answer.result(CEILING_S).said
 
     statuses = [one["status"] for one in logs if one["event"] == "engine.process_ended"]
-    assert said == expected
+    assert said == expected[0].said
     assert statuses == ["SIGKILL", *2 * ["not started: Cannot allocate memory"]]
     assert len(daemon.processes) == 2
 

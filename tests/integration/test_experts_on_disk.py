@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from support.checkpoints.tiny_checkpoint import write_tiny_llama
 from support.clocks.polling import CEILING_S
 from support.daemon.engine_processes import engine_of
 from support.daemon.serve_process import ServeProcess
@@ -23,8 +24,10 @@ _EXPERT_BYTES = 3 * _SHAPE.hidden * _SHAPE.inner * 4
 _BANK_GB = _SHAPE.layers * _SHAPE.experts * _EXPERT_BYTES / 4 / 1e9
 """Memory for a quarter of the experts in float32."""
 
-_BATCHED = ("--continuous-batching", "--model-dtype=float32")
+_FLOAT32 = "--model-dtype=float32"
+_BATCHED = ("--continuous-batching", _FLOAT32)
 _BANKED = (*_BATCHED, f"--experts-resident-gb={_BANK_GB:.6f}")
+_UNMEASURED = "--probe-on-start=off"
 
 
 @pytest.fixture(name="checkpoint", scope="module")
@@ -43,7 +46,7 @@ def _copy(checkpoint: Path, tmp_path: Path) -> Path:
 @pytest.fixture(name="expected", scope="module")
 def _expected(checkpoint: Path) -> list[str]:
     """The answers of the model in memory."""
-    with ServeProcess(str(checkpoint), *_BATCHED) as daemon:
+    with ServeProcess(str(checkpoint), *_BATCHED, _UNMEASURED) as daemon:
         return [_text(one) for one in _answers(daemon.url)]
 
 
@@ -130,7 +133,7 @@ def test_streamed_model_works_with_each_feature(checkpoint: Path, flags: tuple[s
     texts = []
     batched = _BANKED[:1] if flags else ()
     for bank in (_BANKED[-1:], ()):
-        with ServeProcess(str(checkpoint), *batched, _BATCHED[1], *flags, *bank) as daemon:
+        with ServeProcess(str(checkpoint), *batched, _FLOAT32, *flags, *bank) as daemon:
             texts.append([_text(one) for one in _answers(daemon.url)])
     assert texts[0] == texts[1]
 
@@ -188,7 +191,7 @@ def test_damaged_checkpoint_fails_requests_and_not_the_daemon(
     copy: Path, expected: list[str], fault: str
 ) -> None:
     """Requests that need an unreadable expert end with an error, no answer is wrong, and the daemon stays up."""
-    with ServeProcess(str(copy), *_BANKED) as daemon:
+    with ServeProcess(str(copy), *_BANKED, _UNMEASURED) as daemon:
         assert [_text(one) for one in _answers(daemon.url)] == expected
         for path in copy.glob("model-*.safetensors"):
             if fault == "truncated":
@@ -204,9 +207,9 @@ def test_damaged_checkpoint_fails_requests_and_not_the_daemon(
         assert "restart machd" in str(event["advice"])
 
 
-def test_streaming_without_experts_is_a_note() -> None:
+def test_streaming_without_experts_is_a_note(tmp_path: Path) -> None:
     """A model without experts is served from memory, and the log says that the setting has no effect."""
-    with ServeProcess("--streaming") as daemon:
+    with ServeProcess(str(write_tiny_llama(tmp_path / "tiny")), "--streaming") as daemon:
         (note,) = [one for one in daemon.events if one["event"] == "model.note"]
         assert "experts.resident_gb has no effect" in str(note["note"])
         assert httpx.get(f"{daemon.url}/v1/cache/stats").json()["expert_bank"] is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -9,7 +11,6 @@ import pytest
 from support.checkpoints.gguf_checkpoint import write_gguf_checkpoint
 from support.checkpoints.gguf_rules import every_rules
 from support.clients.cached_answers import Answer, Asked, ask
-from support.clocks.polling import wait_until
 from support.daemon.serve_process import ServeProcess
 from support.ranks.launched_ranks import launched
 from support.ranks.ranks_daemon import RanksDaemon
@@ -23,7 +24,9 @@ _ROUNDING = 1e-4
 @pytest.fixture(name="paths", scope="module")
 def _paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A tiny llama as a GGUF file and as a directory, under one name."""
-    (rules,) = (one for one in every_rules() if one.title == "llama")
+    (llama,) = (one for one in every_rules() if one.title == "llama")
+    # Room for an answer in whose middle a rank dies.
+    rules = replace(llama, config={**llama.config, "max_position_embeddings": 8192})
     directory = tmp_path_factory.mktemp("written")
     written = write_gguf_checkpoint(directory, rules)
     file, layout = directory / f"{_NAME}.gguf", directory / _NAME
@@ -45,6 +48,20 @@ def _answers(url: str) -> list[Answer]:
     return [ask(url, one) for one in asked]
 
 
+_BATCHED = ("--continuous-batching", "--speculation-mode", "ngram", "--probe-on-start", "off")
+
+
+@pytest.fixture(name="batched", scope="module")
+def _batched(paths: dict[str, Path]) -> list[Answer]:
+    """What the directory says in batches and with drafts."""
+    return _told(paths["directory"], _BATCHED)
+
+
+def _told(path: Path, options: Sequence[str]) -> list[Answer]:
+    with ServeProcess(str(path), *_FLOAT32, *options) as daemon:
+        return _answers(daemon.url)
+
+
 def _assert_same(found: list[Answer], expected: list[Answer]) -> None:
     """Compare log-probabilities: the two spell the same tokens in other ways, each by its own vocabulary."""
     for one, other in zip(found, expected, strict=True):
@@ -52,32 +69,32 @@ def _assert_same(found: list[Answer], expected: list[Answer]) -> None:
         assert one.logprob_error(other) < _ROUNDING
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        ("--cache-kv-quantization", "affine8"),
-        ("--continuous-batching", "--speculation-mode", "ngram"),
-    ],
-    ids=["quantised keys and values", "batches and drafts"],
-)
-def test_answers_are_those_of_the_directory(
-    paths: dict[str, Path], options: tuple[str, ...]
+def test_answers_in_batches_with_drafts_are_those_of_the_directory(
+    paths: dict[str, Path], batched: list[Answer]
 ) -> None:
-    """The same tokens, with a log-probability for each, whatever is switched on."""
-    told = {}
-    for kind, path in paths.items():
-        with ServeProcess(str(path), *_FLOAT32, *options) as daemon:
-            told[kind] = _answers(daemon.url)
-    _assert_same(told["file"], told["directory"])
+    """The same tokens, with a log-probability for each."""
+    _assert_same(_told(paths["file"], _BATCHED), batched)
 
 
-def test_two_ranks_answer_as_one_process_does(paths: dict[str, Path], tmp_path: Path) -> None:
-    """Each rank takes its half of a file's tensors."""
+def test_answers_with_quantised_keys_and_values_are_those_of_the_directory(
+    paths: dict[str, Path],
+) -> None:
+    """The same tokens, with a log-probability for each."""
+    options = ("--cache-kv-quantization", "affine8")
+    _assert_same(_told(paths["file"], options), _told(paths["directory"], options))
+
+
+def test_two_ranks_answer_as_one_process_does_until_one_dies(
+    paths: dict[str, Path], batched: list[Answer], tmp_path: Path
+) -> None:
+    """Each takes its half of a file's tensors; rank 0 then answers what is open, and ends with code 70 for a supervisor."""
     log, daemon = tmp_path / "log", RanksDaemon(paths["file"])
-    with launched(2, [*daemon.arguments, *_FLOAT32], log=log):
-        wait_until(lambda: daemon.is_ready, "the daemon is ready", seen=log.read_text)
+    with launched(2, [*daemon.arguments, *_FLOAT32], log=log) as launcher:
+        daemon.wait_until_ready(launcher, log)
         capabilities = httpx.get(f"{daemon.url}/v1/capabilities").json()
         assert capabilities["distributed"]["ranks"] == 2
-        sharded = _answers(daemon.url)
-    with ServeProcess(str(paths["directory"]), *_FLOAT32) as alone:
-        _assert_same(_answers(alone.url), sharded)
+        _assert_same(_answers(daemon.url), batched)
+        rest = daemon.lose_rank(1, launcher)
+
+    assert "engine_fault" in rest
+    assert "rank 0 exited with code 70" in log.read_text()

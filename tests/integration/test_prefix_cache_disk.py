@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 import resource
+import shutil
 import signal
 import stat
 import threading
@@ -36,7 +37,7 @@ _HEADER_BYTES = 1500
 _TEXT_BLOCKS = 26
 """What the first beginning's texts and their answers are cut into."""
 _KILL_FLAGS = (
-    "--continuous-batching", "--continuous-batching-max-b", "4",
+    "--continuous-batching", "--continuous-batching-max-b", "4", "--probe-on-start", "off",
     "--cache-memory-mb", "1",  # 2,000 tokens of this model, so that blocks are read all the time
     "--cache-disk-budget-gb", "0.004",  # and some are forgotten, too
 )  # fmt: skip
@@ -55,6 +56,7 @@ def _texts() -> list[str]:
 
 
 TEXTS = _texts()
+_WRITTEN = TEXTS[:9]
 
 
 def _question(text: str, **fields: object) -> Asked:
@@ -108,27 +110,27 @@ def _blocks(tmp_path: Path) -> Path:
     return tmp_path / "blocks"
 
 
-def _written(url: str) -> None:
-    """Wait until all blocks are written."""
-    wait_until(lambda: _count(url) == prefix_stats(url)["saved_blocks"] > 0, "all is written")
-
-
-def _count(url: str) -> int:
-    disk = stats(url)["disk"]
-    return int(disk["written"])
-
-
 def _files(directory: Path) -> list[Path]:
     return sorted(directory.rglob("*.safetensors"))
 
 
-def test_stopped_daemons_prompts_are_found_by_the_next_one(site: Site, blocks: Path) -> None:
-    """The stop writes queued blocks; the next daemon finds all tokens but the last, and answers alike."""
-    texts = TEXTS[:9]
+@pytest.fixture(name="written", scope="module")
+def _written(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a daemon that was asked for the first texts and stopped; tests take copies."""
+    blocks = tmp_path_factory.mktemp("written") / "blocks"
     daemon = site.start(blocks)
-    site.check(daemon.url, texts)
+    site.check(daemon.url, _WRITTEN)
     # At once: the last answer's own tokens are a block, too.
     assert daemon.stop() == 0
+    return blocks
+
+
+def test_stopped_daemons_prompts_are_found_by_the_next_one(
+    site: Site, written: Path, blocks: Path
+) -> None:
+    """The stop writes queued blocks; the next daemon finds all tokens but the last, and answers alike."""
+    texts = _WRITTEN
+    shutil.copytree(written, blocks)
     assert len(_files(blocks)) == _TEXT_BLOCKS
     assert stat.S_IMODE(blocks.stat().st_mode) == 0o700
     assert {stat.S_IMODE(one.stat().st_mode) for one in _files(blocks)} == {0o600}
@@ -252,14 +254,14 @@ def _swapped(files: list[Path]) -> None:
 )
 def test_damaged_blocks_are_counted_and_never_answered(
     site: Site,
+    written: Path,
     blocks: Path,
     damage: Callable[[list[Path]], None],
     runs: bool,  # noqa: FBT001
 ) -> None:
     """Damage between two daemons, and under one that has just started, makes it compute anew."""
     texts = TEXTS[:4]
-    with site.parent.running(str(site.model), "--cache-disk-dir", str(blocks)) as daemon:
-        site.check(daemon.url, texts)
+    shutil.copytree(written, blocks)
     if not runs:
         damage(_files(blocks))
     with site.parent.running(str(site.model), "--cache-disk-dir", str(blocks)) as daemon:
@@ -279,11 +281,10 @@ def test_damaged_blocks_are_counted_and_never_answered(
         assert stats(daemon.url)["disk"]["damaged"] == 0
 
 
-def test_daemon_goes_on_when_its_files_are_deleted(site: Site, blocks: Path) -> None:
+def test_daemon_goes_on_when_its_files_are_deleted(site: Site, written: Path, blocks: Path) -> None:
     """An operator may delete all files while the daemon runs, which costs their computation."""
     texts = TEXTS[:4]
-    with site.parent.running(str(site.model), "--cache-disk-dir", str(blocks)) as daemon:
-        site.check(daemon.url, texts)
+    shutil.copytree(written, blocks)
     with site.parent.running(str(site.model), "--cache-disk-dir", str(blocks)) as daemon:
         for one in _files(blocks):
             one.unlink()

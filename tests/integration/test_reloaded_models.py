@@ -348,7 +348,10 @@ def test_a_directory_is_looked_through_again(tmp_path: Path) -> None:
         assert daemon.names == ["alpha", "two"]
 
 
-def test_no_answer_is_cut_while_models_are_added_changed_and_removed(daemon: _Daemon) -> None:
+@pytest.mark.parametrize("rounds", [2, pytest.param(5, marks=pytest.mark.long)])
+def test_no_answer_is_cut_while_models_are_added_changed_and_removed(
+    daemon: _Daemon, rounds: int
+) -> None:
     """Requests come all the time; each that is taken gets its whole answer, from a model of its name."""
     done = threading.Event()
     refused = list[int]()
@@ -369,7 +372,7 @@ def test_no_answer_is_cut_while_models_are_added_changed_and_removed(daemon: _Da
 
     with ThreadPoolExecutor(6) as pool:
         counts = [pool.submit(ask_on, number) for number in range(6)]
-        for number in range(5):
+        for number in range(rounds):
             daemon.write("alpha", "beta", "gamma")
             assert daemon.reload().status_code == 200
             threading.Event().wait(0.8)

@@ -41,9 +41,9 @@ _KINDS: tuple[dict[str, object], ...] = (
 )  # fmt: skip
 
 
-def _questions(model: str = _MODEL) -> list[Asked]:
+def _questions(model: str = _MODEL, tokens: int = 50) -> list[Asked]:
     return [
-        Asked({"model": model, "max_tokens": _TOKENS, "prompt": " ".join(WORDS[at : at + 9 + 7 * at]), **kind})
+        Asked({"model": model, "max_tokens": tokens, "prompt": " ".join(WORDS[at : at + 9 + 7 * at]), **kind})
         for at, kind in enumerate(_KINDS)
     ]  # fmt: skip
 
@@ -53,11 +53,8 @@ def _daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedDaemon]:
     directory = tmp_path_factory.mktemp("resumed")
     model = write_tiny_llama(directory / _MODEL)
     flags = (
-        "--continuous-batching",
-        "--continuous-batching-max-b",
-        "16",
-        "--admin-listen",
-        "127.0.0.1:0",
+        *("--continuous-batching", "--continuous-batching-max-b", "16", "--probe-on-start", "off"),
+        *("--admin-listen", "127.0.0.1:0"),
     )
     with daemon_parent(directory) as parent, parent.running(str(model), *flags) as daemon:
         yield daemon
@@ -139,7 +136,7 @@ def test_answers_of_an_engine_that_fails_are_those_of_one_that_works(
 ) -> None:
     """Again and again a step of several rows raises: no client reads of it, and nothing is missing or told twice."""
     questions = [
-        *_questions("tiny-llama"),
+        *_questions("tiny-llama", _TOKENS),
         Asked({"model": "tiny-llama", "prompt": "all", "max_tokens": 30, "n": 3, "seed": 4}),
     ]
     steps, faults, is_failing, run = 0, 0, False, MlxEngine.run

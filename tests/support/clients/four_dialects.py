@@ -61,7 +61,7 @@ class Question:
         return texts, sorted(ends, key=lambda one: one[0])
 
 
-def questions(model: str) -> list[Question]:
+def questions(model: str, *, longest_tokens: int = 90) -> list[Question]:
     """One of each kind: greedy, seeded, with a grammar, tools, choices, log-probabilities and stop texts.
 
     No two are of one length, so that some end while others go on.
@@ -70,7 +70,7 @@ def questions(model: str) -> list[Question]:
     greedy: dict[str, object] = {"temperature": 0}
     wanted = {"type": "json_schema", "json_schema": {"name": "a", "schema": _SCHEMA}}
     calling = {"tools": [tool("get_weather", city="string")], "tool_choice": "required"}
-    lengths = iter(range(90, 0, -6))
+    lengths = iter(range(longest_tokens, 0, -longest_tokens // 15))
 
     def short() -> dict[str, object]:
         return {"max_tokens": next(lengths)}
@@ -84,7 +84,7 @@ def questions(model: str) -> list[Question]:
         ("/v1/completions", {"prompt": "Once upon a time", "n": 3, **sampled, **short()}),
         ("/v1/completions", {"prompt": "One two three", "stop": [" seven", ".\n"], **sampled, **short()}),
         ("/v1/completions", {"prompt": "All is", "frequency_penalty": 0.9, "logit_bias": {"30": 2}, **sampled, **short()}),
-        ("/v1/completions", {"prompt": "It was", "min_tokens": 30, **sampled, **short()}),
+        ("/v1/completions", {"prompt": "It was", "min_tokens": longest_tokens // 3, **sampled, **short()}),
         ("/v1/messages", {"messages": _user("Tell me of the wind."), **greedy, **short()}),
         ("/v1/responses", {"input": "Tell me of trees.", **greedy, "max_output_tokens": next(lengths)}),
         ("/api/chat", {"messages": _user("Tell me of rain."), "options": {**greedy, "num_predict": next(lengths)}}),
@@ -92,8 +92,13 @@ def questions(model: str) -> list[Question]:
     return [Question(path, {"model": model, **fields}) for path, fields in made]
 
 
-def image_questions(model: str, pictures: Sequence[bytes]) -> list[Question]:
-    """Of six pictures in PNG, in four dialects: one, two, two choices, and a text beside them."""
+def image_questions(
+    model: str, pictures: Sequence[bytes], *, longest_tokens: int = 160
+) -> list[Question]:
+    """Of six pictures in PNG, in four dialects: one, two, two choices, and a text beside them.
+
+    Answers are of ``longest_tokens`` and of fewer, none of the length of another.
+    """
     sampled: dict[str, object] = {"temperature": 0.8, "seed": 5, "ignore_eos": True}
     files = [base64.b64encode(one).decode() for one in pictures]
     urls = [f"data:image/png;base64,{one}" for one in files]
@@ -102,30 +107,33 @@ def image_questions(model: str, pictures: Sequence[bytes]) -> list[Question]:
     source = {"type": "base64", "media_type": "image/png", "data": files[3]}
     items = [{"type": "input_image", "image_url": urls[4]}, {"type": "input_text", "text": "Well?"}]
     made: list[tuple[str, dict[str, object]]] = [
-        (_CHAT, {"messages": _user([shown[0], wanted]), "max_tokens": 160, **sampled}),
-        (_CHAT, {"messages": _user([shown[1], wanted, shown[2]]), "max_tokens": 140, **sampled}),
-        (_CHAT, {"messages": _user([wanted, shown[2]]), "max_tokens": 120, "n": 2, **sampled}),
-        (_CHAT, {"messages": _user("Tell me of the sea."), "max_tokens": 100, **sampled}),
-        ("/v1/messages", {"messages": _user([{"type": "image", "source": source}, wanted]), "temperature": 0, "max_tokens": 130}),
-        ("/v1/responses", {"input": _user(items), "temperature": 0, "max_output_tokens": 110}),
-        ("/api/chat", {"messages": [{"role": "user", "content": "Well?", "images": [files[5]]}], "options": {"temperature": 0, "num_predict": 150}}),
+        (_CHAT, {"messages": _user([shown[0], wanted]), "max_tokens": longest_tokens, **sampled}),
+        (_CHAT, {"messages": _user([shown[1], wanted, shown[2]]), "max_tokens": longest_tokens * 7 // 8, **sampled}),
+        (_CHAT, {"messages": _user([wanted, shown[2]]), "max_tokens": longest_tokens * 3 // 4, "n": 2, **sampled}),
+        (_CHAT, {"messages": _user("Tell me of the sea."), "max_tokens": longest_tokens * 5 // 8, **sampled}),
+        ("/v1/messages", {"messages": _user([{"type": "image", "source": source}, wanted]), "temperature": 0, "max_tokens": longest_tokens * 13 // 16}),
+        ("/v1/responses", {"input": _user(items), "temperature": 0, "max_output_tokens": longest_tokens * 11 // 16}),
+        ("/api/chat", {"messages": [{"role": "user", "content": "Well?", "images": [files[5]]}], "options": {"temperature": 0, "num_predict": longest_tokens * 15 // 16}}),
     ]  # fmt: skip
     return [Question(path, {"model": model, **fields}) for path, fields in made]
 
 
-def thoughtful_questions(model: str) -> list[Question]:
-    """To a model whose template opens a thought: closed by a budget, by the model or not at all, and a grammar behind it."""
+def thoughtful_questions(model: str, *, longest_tokens: int = 240) -> list[Question]:
+    """To a model whose template opens a thought: closed by a budget, by the model or not at all, and a grammar behind it.
+
+    Answers are of ``longest_tokens`` and of fewer, none of the length of another.
+    """
     sampled: dict[str, object] = {"temperature": 0.8, "seed": 3}
     wanted = {"type": "json_schema", "json_schema": {"name": "a", "schema": _SCHEMA}}
-    enabled = {"type": "enabled", "budget_tokens": 100}
+    enabled = {"type": "enabled", "budget_tokens": longest_tokens * 5 // 12}
     made: list[tuple[str, dict[str, object]]] = [
-        (_CHAT, {"messages": _user("One."), "max_tokens": 180, "thinking_token_budget": 90, **sampled}),
-        (_CHAT, {"messages": _user("Two."), "max_tokens": 120, **sampled}),
-        (_CHAT, {"messages": _user("Three."), "max_tokens": 200, "n": 2, "thinking_token_budget": 150, **sampled}),
-        (_CHAT, {"messages": _user("Who?"), "max_tokens": 240, "thinking_token_budget": 80, "response_format": wanted, **sampled}),
-        ("/v1/messages", {"messages": _user("Four."), "temperature": 0, "max_tokens": 160, "thinking": enabled}),
-        ("/v1/responses", {"input": "Five.", "temperature": 0, "max_output_tokens": 140}),
-        ("/api/chat", {"messages": _user("Six."), "think": True, "options": {**sampled, "seed": 8, "num_predict": 220}}),
+        (_CHAT, {"messages": _user("One."), "max_tokens": longest_tokens * 3 // 4, "thinking_token_budget": longest_tokens * 3 // 8, **sampled}),
+        (_CHAT, {"messages": _user("Two."), "max_tokens": longest_tokens // 2, **sampled}),
+        (_CHAT, {"messages": _user("Three."), "max_tokens": longest_tokens * 5 // 6, "n": 2, "thinking_token_budget": longest_tokens * 5 // 8, **sampled}),
+        (_CHAT, {"messages": _user("Who?"), "max_tokens": longest_tokens, "thinking_token_budget": longest_tokens // 3, "response_format": wanted, **sampled}),
+        ("/v1/messages", {"messages": _user("Four."), "temperature": 0, "max_tokens": longest_tokens * 2 // 3, "thinking": enabled}),
+        ("/v1/responses", {"input": "Five.", "temperature": 0, "max_output_tokens": longest_tokens * 7 // 12}),
+        ("/api/chat", {"messages": _user("Six."), "think": True, "options": {**sampled, "seed": 8, "num_predict": longest_tokens * 11 // 12}}),
     ]  # fmt: skip
     return [Question(path, {"model": model, **fields}) for path, fields in made]
 

@@ -15,6 +15,9 @@ what a quiet one needs. Tests name no other number of seconds to wait (docs/test
 """
 
 _INTERVAL_S = 0.005
+_MAX_INTERVAL_S = 0.05
+_SHARE = 1 / 20
+"""Of the time waited so far: a look is often a request to a daemon that is starting, and needs the processor itself."""
 
 
 def wait_until(
@@ -27,9 +30,10 @@ def wait_until(
             returns then.
     """
     clock = SystemClock()
-    deadline_s = clock.monotonic_s() + CEILING_S
+    started_s = clock.monotonic_s()
     while not condition():
-        if clock.monotonic_s() >= deadline_s:
+        waited_s = clock.monotonic_s() - started_s
+        if waited_s >= CEILING_S:
             last = "" if seen is None else f"; last seen: {seen()!r}"
             raise AssertionError(f"not within {CEILING_S:g} s: {what}{last}")
-        time.sleep(_INTERVAL_S)
+        time.sleep(min(max(_INTERVAL_S, waited_s * _SHARE), _MAX_INTERVAL_S))

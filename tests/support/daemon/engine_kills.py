@@ -132,7 +132,7 @@ def assert_answers_stay(
     kills: int,
     *,
     are_caches_cold: bool = False,
-) -> None:
+) -> list[object]:
     """Answers are those of a daemon left alone, however often its engine process ends, and each end is counted.
 
     There may be more: on a busy machine a process may seem to hang.
@@ -142,6 +142,9 @@ def assert_answers_stay(
         ask: Asks the same questions each time, all at once.
         kills: The number of ends.
         are_caches_cold: The process ends before the questions are asked, too, so that nothing of them is kept.
+
+    Returns:
+        The answers, in the order in which they are asked for.
     """
     expected = [one.result(CEILING_S) for one in ask()]
     while killed.count < kills:
@@ -153,6 +156,7 @@ def assert_answers_stay(
         for number, (one, undisturbed) in enumerate(zip(said, expected, strict=True)):
             assert one == undisturbed, number
     assert killed.restarts >= killed.count
+    return expected
 
 
 def _whole(answers: Sequence[Future[object]]) -> int:

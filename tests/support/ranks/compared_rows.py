@@ -1,12 +1,14 @@
 """One rank of a group on loopback: computes rows of tiny models, and compares them with one process.
 
-``python -m support.ranks.compared_rows MODE FAULT WAYS VARIANT...`` prints a JSON line for each variant on rank 0; WAYS
-is ``every`` or ``some``.
+``python -m support.ranks.compared_rows MODE FAULTS WAYS VARIANT...`` prints a JSON line for each variant on rank 0, under each of
+the faults, which commas part; WAYS is ``every`` or ``some``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import json
 import os
 import sys
@@ -194,6 +196,19 @@ def after_a_prefix_hit(engine: Engine) -> dict[str, Tokens]:
     return {"prefix hit": [likeliest], "cached tokens": [[answer.cached_tokens]]}
 
 
+@functools.cache
+def _alone_expected(
+    variant: str, mode: str, ranks: int, ways: str
+) -> tuple[dict[str, Tokens], KnownAnswers]:
+    """Compute a variant in this process alone: what its rows say, and the answers for drafts."""
+    loaded, known = built(variant, mode, ranks, None), KnownAnswers()
+    drafts = KnownDrafts(known, loaded.description.vocabulary_tokens)
+    reference = make_engine(loaded, proposer=drafts)
+    expected = answers(reference, known, ways)
+    reference.close()
+    return expected, known
+
+
 def compared(
     variant: str, group: RankGroup, mode: str, ways: str, decider: Decider
 ) -> dict[str, object]:
@@ -208,10 +223,8 @@ def compared(
         follow(engine, group, lambda: None)
         engine.close()
         return {}
-    drafts = KnownDrafts(known := KnownAnswers(), loaded.description.vocabulary_tokens)
-    reference = make_engine(built(variant, mode, group.size, None), proposer=drafts)
-    expected = answers(reference, known, ways)
-    reference.close()
+    expected, known = _alone_expected(variant, mode, group.size, ways)
+    drafts = KnownDrafts(known, loaded.description.vocabulary_tokens)
     shard = make_engine(loaded, decider=decider, proposer=drafts)
     leading = LeadingEngine(shard, group, time.time)
     memory = leading.memory()
@@ -231,15 +244,14 @@ def compared(
 
 def main() -> None:
     """Compare each variant."""
-    mode, fault, ways, *variants = sys.argv[1:]
+    mode, faults, ways, *variants = sys.argv[1:]
     place = rank_place(os.environ)
     assert place is not None, "mlx.launch starts this"
     import_mlx_lm()
-    group = join(place)
-    assert group is not None, "there are several ranks"
-    if fault == "deaf":
-        group = DeafGroup(group.group)
-    for variant in variants:
+    joined = join(place)
+    assert joined is not None, "there are several ranks"
+    for fault, variant in itertools.product(faults.split(","), variants):
+        group = DeafGroup(joined.group) if fault == "deaf" else joined
         is_selfish = fault == "selfish" and not group.leads
         decider = Selfish(group) if is_selfish else decider_of(group)
         found = compared(variant, group, mode, ways, decider)

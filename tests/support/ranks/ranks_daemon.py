@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 from pathlib import Path
 
 import httpx
 
 from support.clocks.polling import CEILING_S, wait_until
-from support.ranks.launched_ranks import free_ports
+from support.ranks.launched_ranks import free_ports, rank_pids
 
 
 class RanksDaemon:
@@ -57,6 +59,17 @@ class RanksDaemon:
         """Complete a prompt."""
         body = self.body(max_tokens=max_tokens)
         return httpx.post(f"{self.url}/v1/completions", json=body, timeout=CEILING_S)
+
+    def lose_rank(self, rank: int, launcher: subprocess.Popen[bytes]) -> str:
+        """Kill a rank in the middle of a stream, wait until all ranks have ended, and return the stream's rest."""
+        url, body = f"{self.url}/v1/completions", self.body(max_tokens=8000)
+        with httpx.stream("POST", url, json={**body, "stream": True}, timeout=CEILING_S) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            os.kill(rank_pids(launcher)[rank], signal.SIGKILL)
+            rest = "".join(lines)
+        launcher.wait(CEILING_S)
+        return rest
 
     @staticmethod
     def body(*, max_tokens: int) -> dict[str, object]:
