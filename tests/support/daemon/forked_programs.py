@@ -42,6 +42,10 @@ _PROGRAMS = {
     "support.daemon.engine_child": "support.daemon.engine_child",
     "support.daemon.encoder_child": "support.daemon.encoder_child",
     "support.daemon.forked_programs": "support.daemon.forked_programs",
+    "unit.probes.fake_encoder_worker": "unit.probes.fake_encoder_worker",
+    "unit.probes.fake_vision_worker": "unit.probes.fake_vision_worker",
+    "unit.probes.fake_worker": "unit.probes.fake_worker",
+    "unit.probes.worker_without_repairs": "unit.probes.worker_without_repairs",
 }
 """What is forked: modules as commands name them, and where their ``main`` is."""
 
