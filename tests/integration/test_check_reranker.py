@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,16 @@ def _whole_mlx_lm() -> None:
     import_mlx_lm()
 
 
-@pytest.fixture(name="model")
-def _model(tmp_path: Path) -> Path:
+@pytest.fixture(name="written", scope="module")
+def _written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that generates, without a word of reranking, whose tokenizer has Qwen's special tokens."""
-    return write_thinking_llama(tmp_path / "tiny")
+    return write_thinking_llama(tmp_path_factory.mktemp("written") / "tiny")
+
+
+@pytest.fixture(name="model")
+def _model(written: Path, tmp_path: Path) -> Path:
+    """A copy, whose files a test may change."""
+    return shutil.copytree(written, tmp_path / "tiny")
 
 
 def _name_reranker(directory: Path, template: str, tokens: dict[str, int], **options: Any) -> None:
