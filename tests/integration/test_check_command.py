@@ -20,6 +20,7 @@ import structlog
 from click.testing import CliRunner, Result
 from mlx.utils import tree_flatten
 from support.checkpoints.header_checkpoint import write_header_checkpoint, write_tokenizer_files
+from support.checkpoints.kept_family import write_kept_family
 from support.clocks.polling import CEILING_S
 from support.engines.fake_engine import FakeEngine
 from unit.engine.gguf_writer import tiny_gguf
@@ -39,7 +40,6 @@ from machd.settings.sources import process_environ
 from machd.user_directories import user_cache_directory
 from machd_bench.generated_checkpoint import MoeShape, write_generated_checkpoint
 from machd_probes.tiny import tiny_configuration
-from machd_probes.vision_families import write_family
 
 MACHD = Path(sys.executable).with_name("machd")
 LIMIT_BYTES = 500_000_000
@@ -50,7 +50,7 @@ class Run:
     """A finished process.
 
     Attributes:
-        peak_bytes: The most memory that it had resident.
+        peak_bytes: The most memory that it had resident, where that was measured.
     """
 
     code: int
@@ -98,8 +98,15 @@ def run_measured(*command: str) -> Run:
 
 
 def run(*arguments: str) -> Run:
-    """Run ``machd check``."""
-    return run_measured(str(MACHD), "check", *arguments)
+    """Run ``machd check`` in a process of its own."""
+    finished = subprocess.run(
+        [sys.executable, "-m", "machd", "check", *arguments],
+        env={**process_environ(), "COLUMNS": "80"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return Run(finished.returncode, finished.stdout, finished.stderr, peak_bytes=0)
 
 
 class RunsHere(Protocol):
@@ -150,25 +157,38 @@ def row_of(result: Run) -> dict[str, Any]:
     return row
 
 
-@pytest.mark.usefixtures("embedded_model_path")
-def test_ranks_and_the_memory_that_each_needs_are_told() -> None:
+@pytest.fixture(name="embedded_row", scope="module")
+def _embedded_row(embedded_model_path: Path) -> Run:
+    """What a script gets of the embedded default, with a budget that holds its whole context."""
+    assert embedded_model_path.is_file()
+    budget = ("--continuous-batching-kv-budget-gb", "1")
+    return run("--json", "--require", "batched", "--model-dtype", "float32", *budget)
+
+
+@pytest.fixture(name="embedded_table", scope="module")
+def _embedded_table(embedded_model_path: Path) -> Run:
+    """What a person gets of it."""
+    assert embedded_model_path.is_file()
+    return run("--continuous-batching-kv-budget-gb", "1")
+
+
+def test_ranks_and_the_memory_that_each_needs_are_told(
+    embedded_row: Run, embedded_table: Run
+) -> None:
     """The embedded model has nine heads: three ranks share them, and two cannot."""
-    row = row_of(run("--json", "--continuous-batching-kv-budget-gb", "1"))
+    row = row_of(embedded_row)
     shares = {share["ranks"]: share for share in row["distributed"]["shares"]}
 
     assert row["distributed"]["verdict"] == "supported"
     assert row["weights_bytes"] / 3 < shares[3]["weights_bytes"] < row["weights_bytes"]
     assert shares[3]["memory_bytes"] > shares[3]["weights_bytes"] + 1_000_000_000
     assert "n_heads is 9, which 2 ranks cannot share evenly" in shares[2]["reason"]
-    shown = run("--continuous-batching-kv-budget-gb", "1").output
-    assert "3 machines each needs" in " ".join(shown.split())
+    assert "3 machines each needs" in " ".join(embedded_table.output.split())
 
 
-@pytest.mark.usefixtures("embedded_model_path")
-def test_the_embedded_model() -> None:
+def test_the_embedded_model(embedded_row: Run) -> None:
     """Without MODEL it is the embedded default, whose figures are known."""
-    result = run("--json", "--require", "batched", "--model-dtype", "float32")
-    row = row_of(result)
+    row = row_of(embedded_row)
     assert row["model"] == "smollm2-135m-instruct"
     assert row["architecture"] == "llama"
     assert row["kv_cache_kind"] == "standard"
@@ -189,18 +209,16 @@ def test_the_embedded_model() -> None:
     assert row["chat_template"]["system_messages"] == "anywhere"
     assert row["chat_template"]["tools"] is False
     assert row["versions"]["dtype"] == "float32"
-    assert result.errors == ""
+    assert embedded_row.errors == ""
 
 
-@pytest.mark.usefixtures("embedded_model_path")
-def test_the_table_fits_a_narrow_terminal_and_a_pipe() -> None:
+def test_the_table_fits_a_narrow_terminal_and_a_pipe(embedded_table: Run) -> None:
     """At 80 columns no line is longer, none ends in spaces, and a pipe gets no escape codes."""
-    result = run()
-    assert result.code == 0
-    lines = result.output.splitlines()
+    assert embedded_table.code == 0
+    lines = embedded_table.output.splitlines()
     assert max(len(line) for line in lines) <= 80
     assert not any(line != line.rstrip() for line in lines)
-    assert "\x1b" not in result.output
+    assert "\x1b" not in embedded_table.output
     labels = {line.split("  ")[0] for line in lines if not line.startswith(" ")}
     assert {"model", "memory", "weights", "KV cache", "context", "batching", "chat"} <= labels
 
@@ -221,7 +239,7 @@ def test_generation_config_is_told(tiny: TinyLlama, run_here: RunsHere) -> None:
 def test_a_70b_checkpoint_takes_little_memory(tmp_path: Path) -> None:
     """Headers of 141 GB of weights and a tokenizer of 128,000 tokens are all that is read."""
     path = write_header_checkpoint(tmp_path / "llama-70b", tokenizer_tokens=128_000)
-    result = run(str(path), "--json")
+    result = run_measured(str(MACHD), "check", str(path), "--json")
     row = row_of(result)
     assert row["stored_bytes"] == 141_107_412_992
     assert row["bytes_per_token"] == 2 * 80 * 8 * 128 * 2
@@ -329,11 +347,12 @@ def test_bad_input_gets_one_line(
 
 def test_every_commands_exit_code_leaves_the_process() -> None:
     """The program exits with the command's code, which click hands over in two ways."""
+    # The one of these that imports no mlx is started as a shell does.
     broken = run_measured(str(MACHD), "config", "check", "/nowhere.toml", "--json")
     assert run("/no/such/model").code == 2
     assert (broken.code, json.loads(broken.output)["ok"]) == (2, False)
-    assert run_measured(str(MACHD), "check", "--help").code == 0
-    assert run_measured(str(MACHD), "check", "--nothing").code == 2
+    assert run("--help").code == 0
+    assert run("--nothing").code == 2
 
 
 def invoke(*arguments: str) -> Result:
@@ -441,7 +460,7 @@ def test_families_are_handed_to_the_vision_matrix(
 def _vision(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A vision model that takes images and videos."""
     directory = tmp_path_factory.mktemp("check") / "qwen2_vl"
-    return write_family("qwen2_vl", directory, user_cache_directory(process_environ()))
+    return write_kept_family("qwen2_vl", directory)
 
 
 @pytest.mark.long

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from click.testing import CliRunner, Result
-from support.checkpoints.thinking_checkpoint import write_thinking_llama
+from unit.engine.tiny_llama import MERGES, TinyLlama
 
 from machd.cli.check import check
 from machd.cli.check_document import ModelCheck
@@ -35,10 +35,22 @@ def _whole_mlx_lm() -> None:
     import_mlx_lm()
 
 
+_ADDED = ("<think>", "</think>", "yes", "no")
+"""Of what Qwen3-Reranker's prompt says; in place of the tokenizer's merges."""
+
+
 @pytest.fixture(name="model")
 def _model(tmp_path: Path) -> Path:
     """A model that generates, without a word of reranking, whose tokenizer has Qwen's special tokens."""
-    return write_thinking_llama(tmp_path / "tiny")
+    path = TinyLlama.save(tmp_path / "tiny").path
+    tokenizer = json.loads((path / "tokenizer.json").read_text("utf-8"))
+    vocabulary, added = tokenizer["model"]["vocab"], tokenizer["added_tokens"]
+    tokenizer["model"]["merges"] = []
+    for token, merge in zip(_ADDED, MERGES, strict=False):
+        vocabulary[token] = vocabulary.pop("".join(merge))
+        added.append({**added[0], "id": vocabulary[token], "content": token, "special": False})
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer), "utf-8")
+    return path
 
 
 def _name_reranker(directory: Path, template: str, tokens: dict[str, int], **options: Any) -> None:

@@ -24,6 +24,7 @@ from support.daemon.operated_process import operated_process
 from support.daemon.several_models import several_models
 from support.daemon.supervised_daemon import SupervisedDaemon
 from support.engines.dialogue import chat
+from unit.engine.tiny_llama import TinyLlama
 
 _SECRET = "heliotrope"
 """Stands in every prompt, and nowhere on the page."""
@@ -400,12 +401,11 @@ def test_request_list_is_filtered_and_sorted(operated: _Operated, open_page: Ope
 
 
 def test_log_follows_what_happens_and_is_filtered_by_level(
-    embedded_model_path: Path, tmp_path: Path, browser: Browser
+    tmp_path: Path, browser: Browser
 ) -> None:
     """A refused change of the settings is the last line, and the only error."""
-    assert embedded_model_path.is_file()
     config = tmp_path / "machd.toml"
-    config.touch()
+    config.write_text(f'[model]\npath = "{TinyLlama.save(tmp_path / "tiny").path}"\n')
     with operated_process(config) as operated, opened_page(browser) as watched:
         page = watched.page
         token = operated.admin.headers["Authorization"].removeprefix("Bearer ")

@@ -12,6 +12,7 @@ from support.browser.browser import opened_browser, opened_page
 from support.daemon.operated_process import OperatedProcess, operated_process
 from support.daemon.running_daemon import RunningDaemon
 from support.daemon.serve_process import ServeProcess
+from unit.engine.tiny_llama import TinyLlama
 
 from machd.console.files import FILES, read_files
 
@@ -21,8 +22,9 @@ _MAX_BYTES = 250_000
 
 @pytest.fixture(name="operated", scope="module")
 def _operated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatedProcess]:
-    config = tmp_path_factory.mktemp("pages") / "machd.toml"
-    config.touch()
+    folder = tmp_path_factory.mktemp("pages")
+    config = folder / "machd.toml"
+    config.write_text(f'[model]\npath = "{TinyLlama.save(folder / "model-of-pages").path}"\n')
     with operated_process(config) as operated:
         yield operated
 
@@ -143,4 +145,4 @@ def test_an_operator_without_scripts_gets_tables(operated: OperatedProcess) -> N
         )
         page.get_by_role("button", name="Show").click()
         assert page.get_by_role("heading", name="Open requests").is_visible()
-        assert "smollm2" in page.content()
+        assert "model-of-pages" in page.content()

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support.checkpoints.kept_family import write_kept_family
 from support.checkpoints.planted_code import NAMED_PLACES, OTHER_PLACES, plant
+from support.clocks.polling import CEILING_S
 from support.daemon.forked_commands import run_machd
+from support.daemon.forked_programs import STARTED
 from unit.engine.tiny_llama import TinyLlama
-
-from machd.user_directories import user_cache_directory
-from machd_probes.vision_families.checkpoint import write_family
 
 
 @pytest.fixture(name="tiny")
@@ -27,7 +26,7 @@ def test_vision_checkpoint_with_code_is_refused_in_one_line(
 ) -> None:
     """Check, serve, and serve with it as the draft model end with a line that names the file and the setting."""
     witness = tmp_path / "ran"
-    path = write_family("qwen2_vl", tmp_path / "qwen2_vl", user_cache_directory(os.environ))
+    path = write_kept_family("qwen2_vl", tmp_path / "qwen2_vl")
     plant(path, witness, NAMED_PLACES["config.json"], NAMED_PLACES["tokenizer_config.json"])
     arguments = {
         "check": ("check", str(path)),
@@ -51,10 +50,9 @@ def test_modules_in_the_working_directory_are_not_imported(tmp_path: Path, tiny:
     """``python -m machd`` in a checkpoint's folder takes its libraries from the installation alone."""
     witness = tmp_path / "ran"
     plant(tiny.path, witness, OTHER_PLACES["modules of others' names"])
-    subprocess.run(
-        [sys.executable, "-m", "machd", "check", "."],
-        cwd=tiny.path,
-        check=True,
-        capture_output=True,
+    # One that is forked has its libraries already.
+    started = STARTED(
+        [sys.executable, "-m", "machd", "check", "."], cwd=tiny.path, stdout=subprocess.DEVNULL
     )
+    assert started.wait(CEILING_S) == 0
     assert not witness.exists()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import functools
 import io
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,12 +17,11 @@ import pytest
 from playwright.sync_api import FilePayload
 from support.browser.browser import opened_browser, opened_page
 from support.browser.playground import Playground
+from support.checkpoints.kept_family import write_kept_family
 from support.clients import image_files
 from support.clocks.polling import CEILING_S
 from support.daemon.serve_process import ServeProcess
 
-from machd.user_directories import user_cache_directory
-from machd_probes.vision_families.checkpoint import write_family
 from machd_probes.vision_families.media import block_image
 from machd_probes.vision_matrix.mlx_vlm_generation import OwnGeneration
 from machd_probes.vision_matrix.turns import ImagePart, Turn
@@ -36,13 +34,15 @@ _QUESTION: dict[str, Any] = {"type": "text", "text": "What is this?"}
 def _checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model of a family whose images move the positions of what lies behind them."""
     directory = tmp_path_factory.mktemp("vision") / "qwen2_vl"
-    return write_family("qwen2_vl", directory, user_cache_directory(os.environ))
+    return write_kept_family("qwen2_vl", directory)
 
 
 @pytest.fixture(name="daemon", scope="module")
 def _daemon(checkpoint: Path) -> Iterator[ServeProcess]:
     """A daemon that serves it in a batch."""
-    with ServeProcess(str(checkpoint), "--continuous-batching", "--model-dtype=float32") as daemon:
+    # Measuring what no evidence is shipped of takes twice as long as all tests.
+    flags = ("--continuous-batching", "--probe-on-start=off", "--model-dtype=float32")
+    with ServeProcess(str(checkpoint), *flags) as daemon:
         yield daemon
 
 

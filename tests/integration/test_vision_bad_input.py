@@ -18,17 +18,15 @@ from typing import Any
 
 import httpx
 import pytest
+from support.checkpoints.kept_family import write_kept_family
 from support.clients import image_files
 from support.clients.image_files import encoded, picture
 from support.clocks.polling import CEILING_S
 from support.daemon.serve_process import ServeProcess
 
-from machd.user_directories import user_cache_directory
-from machd_probes.vision_families.checkpoint import write_family
-
 _CHAT, _MESSAGES, _RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 _QUESTION = {"type": "text", "text": "What is this?"}
-_STREAM_TOKENS = 600
+_STREAM_TOKENS = 200
 _MAX_PIXELS = 1_000_000
 _MAX_BYTES = 3_000_000
 
@@ -47,7 +45,7 @@ class _Served:
 def _served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Served]:
     """A daemon whose stream is read alone first, and then again and again beside all cases."""
     folder = tmp_path_factory.mktemp("bad-input")
-    checkpoint = write_family("qwen2_vl", folder / "qwen2_vl", user_cache_directory(os.environ))
+    checkpoint = write_kept_family("qwen2_vl", folder / "qwen2_vl")
     images = folder / "images"
     images.mkdir()
     (images / "good.png").write_bytes(encoded(picture(), "PNG"))
@@ -57,6 +55,7 @@ def _served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Served]:
     (images / "empty.png").touch()
     arguments = (
         "--continuous-batching",
+        "--probe-on-start=off",  # measuring takes as long as all cases
         "--model-dtype=float32",
         f"--vision-allow-files={images}",
         "--vision-allow-urls",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import socket
 from base64 import b64encode
@@ -15,14 +14,12 @@ from typing import Any
 
 import httpx
 import pytest
+from support.checkpoints.kept_family import write_kept_family
 from support.clients.generated_images import GENERATED
 from support.clients.image_files import encoded, jpeg_of_scans, picture
 from support.clocks.polling import CEILING_S
 from support.daemon.engine_processes import engine_of
 from support.daemon.serve_process import ServeProcess
-
-from machd.user_directories import user_cache_directory
-from machd_probes.vision_families.checkpoint import write_family
 
 _CHAT = "/v1/chat/completions"
 _PUBLISHED_PIXELS = 12_845_056
@@ -36,7 +33,7 @@ the process that answers HTTP, too."""
 @pytest.fixture(name="checkpoint", scope="module")
 def _checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("floods")
-    return write_family("qwen2_vl", folder / "qwen2_vl", user_cache_directory(os.environ))
+    return write_kept_family("qwen2_vl", folder / "qwen2_vl")
 
 
 @pytest.fixture(name="daemon", scope="module")

@@ -13,8 +13,10 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import mlx.core as mx
@@ -65,11 +67,23 @@ def write_tiny_llama(
     sizes = _Sizes(vocabulary + len(added_tokens), hidden, layers, head_dim, kv_heads)
     arrays = {name: mx.array(value) for name, value in _weights(sizes, seed).items()}
     mx.save_safetensors(str(directory / "model.safetensors"), arrays, {"format": "mlx"})
-    config = _config(
-        sizes, write_embedded_tokenizer(directory, user_cache_directory(os.environ), added_tokens)
-    )
+    eos_token_ids, files = _tokenizer(tuple(added_tokens))
+    for name, content in files.items():
+        (directory / name).write_bytes(content)
+    config = _config(sizes, eos_token_ids)
     (directory / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
     return directory
+
+
+@lru_cache(maxsize=4)
+def _tokenizer(added_tokens: tuple[str, ...]) -> tuple[frozenset[int], dict[str, bytes]]:
+    """Return the tokens that end texts, and the tokenizer's files: making them takes as long as all else."""
+    with tempfile.TemporaryDirectory() as folder:
+        directory = Path(folder)
+        eos_token_ids = write_embedded_tokenizer(
+            directory, user_cache_directory(os.environ), added_tokens
+        )
+        return eos_token_ids, {one.name: one.read_bytes() for one in directory.iterdir()}
 
 
 @dataclass(frozen=True)

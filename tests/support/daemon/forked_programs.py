@@ -45,6 +45,10 @@ _PROGRAMS = {
     "support.daemon.service_daemon": "support.daemon.service_daemon",
     "support.daemon.stopped_while_binding": "support.daemon.stopped_while_binding",
     "support.daemon.forked_programs": "support.daemon.forked_programs",
+    "unit.probes.fake_encoder_worker": "unit.probes.fake_encoder_worker",
+    "unit.probes.fake_vision_worker": "unit.probes.fake_vision_worker",
+    "unit.probes.fake_worker": "unit.probes.fake_worker",
+    "unit.probes.worker_without_repairs": "unit.probes.worker_without_repairs",
 }
 """What is forked: modules as commands name them, and where their ``main`` is."""
 
@@ -70,6 +74,13 @@ _READ_AT_IMPORT = ("PYTHON", "LD_")
 
 _READ_BY_LIBRARIES = ("HF_", "MLX_")
 """The same of libraries, which ``machd model`` imports when it knows its arguments."""
+
+_WITHOUT_MLX = {
+    "machd.engine.grammar.grammar_child",
+    "machd.engine.tokenizer.template_child",
+    "machd.engine.vision.processor_child",
+}
+"""Programs to which mlx's variables mean nothing; an engine that starts them has set one."""
 
 _LIBRARIES = (
     *("machd.cli.commands", "machd.cli.config", "machd.cli.ctl", "machd.cli.model"),
@@ -146,14 +157,24 @@ def _order(arguments: Any, environ: Mapping[str, str] | None) -> dict[str, Any] 
         first = _FIRST_ENVIRON | {
             name: one for name, one in os.environ.items() if name.startswith("LD_")
         }
-        if _read_at_import(variables, kind) != _read_at_import(first, kind):
+        names = _read_by(module, kind)
+        if _named(variables, names) != _named(first, names):
             return None
         return {"kind": kind, "module": place, "arguments": [module, *rest], "environ": variables}
     return None
 
 
-def _read_at_import(environ: Mapping[str, str], kind: str) -> dict[str, str]:
-    names = _READ_AT_IMPORT if kind == "model" else (*_READ_AT_IMPORT, *_READ_BY_LIBRARIES)
+def _read_by(module: str, kind: str) -> tuple[str, ...]:
+    """Return beginnings of the variables that have to be those of the parent."""
+    if kind == "model":
+        return _READ_AT_IMPORT
+    of_libraries = [
+        one for one in _READ_BY_LIBRARIES if one != "MLX_" or module not in _WITHOUT_MLX
+    ]
+    return (*_READ_AT_IMPORT, *of_libraries)
+
+
+def _named(environ: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name.startswith(names)}
 
 

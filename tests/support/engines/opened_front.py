@@ -1,6 +1,6 @@
-"""``python -m support.engines.opened_front``: a front in a process without mlx, and what it answers.
+"""``python -m support.engines.opened_front``: fronts in a process without mlx, and what they answer.
 
-Reads an :class:`Opening` from standard input, and writes an :class:`Opened`.
+Reads a list of :class:`Opening` from standard input, and writes one of :class:`Opened`.
 """
 
 from __future__ import annotations
@@ -143,9 +143,7 @@ def image_of(media: MediaProcessor, content: bytes) -> Seen:
     )
 
 
-def main() -> None:
-    """Open a front, ask it, and write what it said."""
-    opening = msgspec.json.decode(sys.stdin.buffer.read(), type=Opening)
+def _opened(opening: Opening) -> Opened:
     path = Path(opening.path)
     source = ModelSource(opening.kind, path, path.stem)
     texts = Texts(source, chat_template=None, trust_remote_code=False)
@@ -155,8 +153,13 @@ def main() -> None:
         seen = None if front.media is None else image_of(front.media, opening.image)
     finally:
         front.close()
-    computing = [one for one in COMPUTING if one in sys.modules]
-    sys.stdout.buffer.write(msgspec.json.encode(Opened(answers, seen, computing)))
+    return Opened(answers, seen, [one for one in COMPUTING if one in sys.modules])
+
+
+def main() -> None:
+    """Open fronts one after another, ask them, and write what they said."""
+    openings = msgspec.json.decode(sys.stdin.buffer.read(), type=list[Opening])
+    sys.stdout.buffer.write(msgspec.json.encode([_opened(one) for one in openings]))
 
 
 if __name__ == "__main__":

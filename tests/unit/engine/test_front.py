@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 from unittest.mock import Mock
 
 import msgspec
 import pytest
 from support import module_command
+from support.checkpoints.kept_family import write_kept_family
 from support.checkpoints.tiny_checkpoint import write_tiny_llama
 from support.clients import image_files
 from support.clocks.polling import CEILING_S
@@ -21,8 +24,8 @@ from machd.engine.loading.embedded import EMBEDDED_MODEL_ID
 from machd.engine.loading.formats.checkpoint import Checkpoint
 from machd.engine.loading.loader import LoadedModel, load_model
 from machd.engine.loading.source import ModelSource, SourceKind
+from machd.engine.vision.mlx_vlm_import import is_installed
 from machd.errors import ModelError
-from machd.user_directories import user_cache_directory
 
 _FILL_TOKENS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
 _CALLING_TEMPLATE = (
@@ -33,57 +36,78 @@ _CALLING_TEMPLATE = (
 )
 
 
-def _opened(source: ModelSource, loaded: LoadedModel, image: bytes = b"") -> Opened:
-    """Open the front of a loaded model in a fresh process."""
-    opening = Opening(source.kind, os.fspath(source.path), loaded.description, image)
+class _Front(NamedTuple):
+    """A front to open, and what it has to say."""
+
+    opening: Opening
+    expected: Opened
+
+
+def _opened(*openings: Opening) -> list[Opened]:
+    """Open fronts in one fresh process."""
     done = subprocess.run(
         module_command("support.engines.opened_front"),
-        input=msgspec.json.encode(opening),
+        input=msgspec.json.encode(openings),
         stdout=subprocess.PIPE,
         check=True,
         timeout=CEILING_S,
     )
-    return msgspec.json.decode(done.stdout, type=Opened)
+    return msgspec.json.decode(done.stdout, type=list[Opened])
+
+
+def _front(source: ModelSource, loaded: LoadedModel, image: bytes = b"") -> _Front:
+    opening = Opening(source.kind, os.fspath(source.path), loaded.description, image)
+    answers = answers_of(loaded.tokenizer)
+    seen = None if loaded.vision is None else image_of(loaded.vision, image)
+    return _Front(opening, Opened(answers, seen, []))
 
 
 def _directory(path: Path) -> ModelSource:
     return ModelSource(SourceKind.DIRECTORY, path, path.name)
 
 
-def test_front_of_the_embedded_model_answers_without_mlx(
-    embedded_model_path: Path, embedded_model: LoadedModel
-) -> None:
-    """The front of a GGUF file reads and writes text as the engine does, and imports nothing that computes."""
-    source = ModelSource(SourceKind.GGUF, embedded_model_path, EMBEDDED_MODEL_ID)
-    opened = _opened(source, embedded_model)
-    assert opened == Opened(answers_of(embedded_model.tokenizer), None, [])
+@pytest.fixture(name="fronts", scope="module")
+def _fronts(
+    embedded_model_path: Path, embedded_model: LoadedModel, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, _Front]:
+    """One of a GGUF file, one of a checkpoint with its own template, calls and fill tokens, and one that takes images."""
+    folder = tmp_path_factory.mktemp("fronts")
+    file = ModelSource(SourceKind.GGUF, embedded_model_path, EMBEDDED_MODEL_ID)
+    fronts = {"file": _front(file, embedded_model)}
 
-
-def test_front_of_a_directory_answers_without_mlx(tmp_path: Path) -> None:
-    """The front of a checkpoint knows its own template, calls and fill tokens as the engine does."""
-    source = _directory(write_tiny_llama(tmp_path / "tiny", added_tokens=_FILL_TOKENS))
+    source = _directory(write_tiny_llama(folder / "tiny", added_tokens=_FILL_TOKENS))
     (source.path / "chat_template.jinja").write_text(_CALLING_TEMPLATE, encoding="utf-8")
     loaded = load_model(source, dtype="float32")
-    answers = answers_of(loaded.tokenizer)
+    fronts["directory"] = _front(source, loaded)
     loaded.tokenizer.close()
-    assert answers.call
-    assert answers.fill
-    assert _opened(source, loaded) == Opened(answers, None, [])
+    assert fronts["directory"].expected.answers.call
+    assert fronts["directory"].expected.answers.fill
+
+    if is_installed():
+        source = _directory(write_kept_family("qwen2_vl", folder / "qwen2_vl"))
+        loaded = load_model(source, dtype="float32")
+        assert loaded.vision is not None
+        fronts["vision"] = _front(source, loaded, image_files.deep_png())
+        loaded.tokenizer.close()
+        loaded.vision.close()
+        assert fronts["vision"].expected.seen is not None
+    return fronts
 
 
-def test_front_of_a_model_with_vision_processes_images_without_mlx(tmp_path: Path) -> None:
-    """The front's own process decodes an image to the tokens and arrays that the engine was loaded with."""
-    pytest.importorskip("mlx_vlm")
-    from machd_probes.vision_families.checkpoint import write_family  # noqa: PLC0415 - needs mlx-vlm
+def test_fronts_answer_without_mlx(fronts: Mapping[str, _Front]) -> None:
+    """They read and write texts, and decode images, as the engine does, and import nothing that computes."""
+    opened = _opened(*(one.opening for one in fronts.values()))
+    assert opened == [one.expected for one in fronts.values()]
 
-    written = write_family("qwen2_vl", tmp_path / "qwen2_vl", user_cache_directory(os.environ))
-    source, image = _directory(written), image_files.deep_png()
-    loaded = load_model(source, dtype="float32")
-    assert loaded.vision is not None
-    expected = Opened(answers_of(loaded.tokenizer), image_of(loaded.vision, image), [])
-    loaded.tokenizer.close()
-    loaded.vision.close()
-    assert _opened(source, loaded, image) == expected
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["file", "directory", "vision"])
+def test_front_needs_nothing_of_another(fronts: Mapping[str, _Front], kind: str) -> None:
+    """In a process of its own it answers the same."""
+    if kind not in fronts:
+        pytest.skip("the extra vision is not installed")
+    front = fronts[kind]
+    assert _opened(front.opening) == [front.expected]
 
 
 def test_processor_of_a_model_that_takes_no_images_after_all_is_ended(

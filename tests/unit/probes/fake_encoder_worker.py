@@ -6,7 +6,8 @@ import os
 import signal
 import sys
 import time
-from pathlib import Path
+
+from support import module_command
 
 from machd.capabilities.evidence import Evidence, Outcome, ProbeResult
 from machd.capabilities.matrix import ArchitectureReport
@@ -14,7 +15,7 @@ from machd_probes.encoder_matrix.catalogue import BATCH_CHECK, KERNELS_CHECK, PO
 from machd_probes.worker import messages_stream, probe_all
 from machd_probes.worker_messages import WorkerReady, encode_message
 
-COMMAND = (sys.executable, str(Path(__file__).resolve()))
+COMMAND = module_command("unit.probes.fake_encoder_worker")
 RIGHT, WRONG, CRASHING, NOT_BUILT, HANGING = "bert", "qwen3", "mistral", "modernbert", "qwen2"
 CLASSIFIER = "bert-reranker"
 

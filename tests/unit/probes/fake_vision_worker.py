@@ -6,7 +6,8 @@ import os
 import signal
 import sys
 import time
-from pathlib import Path
+
+from support import module_command
 
 from machd.capabilities.evidence import Evidence, Outcome, ProbeResult
 from machd.capabilities.facts import CacheFacts, LayerCacheFacts
@@ -15,7 +16,7 @@ from machd_probes.vision_matrix.catalogue import CHECK_NAMES, SERVED, WINDOW_CHE
 from machd_probes.worker import messages_stream, probe_all
 from machd_probes.worker_messages import WorkerReady, encode_message
 
-COMMAND = (sys.executable, str(Path(__file__).resolve()))
+COMMAND = module_command("unit.probes.fake_vision_worker")
 
 
 def probe(name: str) -> ArchitectureReport:

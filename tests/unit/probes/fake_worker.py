@@ -1,6 +1,6 @@
 """A worker without mlx: what it is to probe says what becomes of it.
 
-Started as a script it stands for ``python -m machd_probes.worker``, and everything that keeps its
+Started as a program it stands for ``python -m machd_probes.worker``, and everything that keeps its
 messages apart and its memory small is that module's own. Tests import its reports.
 """
 
@@ -14,13 +14,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from support import module_command
+
 from machd.capabilities.evidence import Evidence, Outcome, ProbeResult
 from machd.capabilities.facts import CacheFacts, LayerCacheFacts
 from machd.capabilities.matrix import ArchitectureReport
 from machd_probes.worker import limit_resources, messages_stream, probe_all
 from machd_probes.worker_messages import WorkerReady, encode_message
 
-COMMAND = (sys.executable, str(Path(__file__).resolve()))
+COMMAND = module_command("unit.probes.fake_worker")
 LOG_VARIABLE = "FAKE_WORKER_LOG"
 """Names a file that gets the number of each process, and the names it was given."""
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.clocks.polling import CEILING_S, wait_until
+from unit.probes import worker_without_repairs
 
 from machd.capabilities.evidence import MeasuredOn, Outcome
 from machd.capabilities.verdict import Support
@@ -17,22 +20,13 @@ from machd.capabilities.verdicts import judge
 from machd.engine.assembly import make_engine
 from machd.engine.kernels import batchable
 from machd_probes import evidence_store, model_probe
-from machd_probes.catalogue import STAND_IN_CHECKS
+from machd_probes.catalogue import BATCHING_CHECKS, STAND_IN_CHECKS
 from machd_probes.matrix_file import KeptMatrix, kept_matrix
 from machd_probes.model_probe import ModelProbe
 from machd_probes.prober import tiny_loaded
 from machd_probes.runner import WORKER_COMMAND
 from machd_probes.versions import probe_basis
 
-_SCRIPT = """
-from machd.engine.backend.mlx_lm_import import import_mlx_lm
-import_mlx_lm()
-from machd.engine.kernels import batchable
-batchable._MENDED.clear()
-from machd_probes.worker import main
-main()
-"""
-WITHOUT_REPAIRS = (sys.executable, "-P", "-c", _SCRIPT)
 BATCHING = {"batch_parity", "window_overflow", "rope_positions", "sampling_isolation"}
 
 
@@ -43,14 +37,27 @@ def _nothing_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_probe, "_START_S", CEILING_S)
 
 
-def _probe(directory: Path, command: tuple[str, ...] = WORKER_COMMAND) -> ModelProbe:
-    return ModelProbe(directory, model_path=str(directory / "nowhere"), worker_command=command)
+MakeProbe = Callable[..., ModelProbe]
 
 
-def test_unknown_code_is_measured_and_remembered(tmp_path: Path) -> None:
+@pytest.fixture(name="make_probe")
+def _make_probe(tmp_path: Path) -> Iterator[MakeProbe]:
+    """Makes probes of one directory; at the end none of their workers measures on."""
+    with ExitStack() as stack:
+
+        def make(command: tuple[str, ...] = WORKER_COMMAND) -> ModelProbe:
+            path = str(tmp_path / "nowhere")
+            probe = ModelProbe(tmp_path, model_path=path, worker_command=command)
+            stack.callback(probe.close)
+            return probe
+
+        yield make
+
+
+def test_unknown_code_is_measured_and_remembered(make_probe: MakeProbe) -> None:
     """Batching first, then the rest while the daemon serves; the next start measures nothing."""
-    engine = make_engine(tiny_loaded("qwen2"))
-    probe = _probe(tmp_path)
+    engine = make_engine(tiny_loaded("llama"))
+    probe = make_probe()
     assert probe.recall(engine) == ()
 
     found = probe.measure(engine) or ()
@@ -62,7 +69,7 @@ def test_unknown_code_is_measured_and_remembered(tmp_path: Path) -> None:
     rest = probe.measure_next(engine) or ()
     assert {one.probe for one in rest} == set(STAND_IN_CHECKS)
     assert probe.measure_next(engine) is None
-    again = _probe(tmp_path, ("false",))
+    again = make_probe(("false",))
     assert {one.probe for one in again.measure(engine) or ()} == set(STAND_IN_CHECKS)
     assert again.measure_next(engine) is None
 
@@ -78,33 +85,33 @@ def test_a_small_model_is_measured_with_the_library_of_the_daemon(tmp_path: Path
         environ={"LME_BLAS": "auto"},
         worker_command=(sys.executable, "-c", script, str(seen)),
     )
-    found = probe.measure_next(make_engine(tiny_loaded("qwen2"))) or ()
+    found = probe.measure_next(make_engine(tiny_loaded("llama"))) or ()
     assert {one.outcome for one in found} == {Outcome.MEASURING}
     wait_until(lambda: not probe.is_measuring, "the worker has ended")
     assert seen.read_text("utf-8") == "/lib/libmine.so"
 
 
 def test_without_its_repair_a_model_is_found_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_probe: MakeProbe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """gpt_bigcode's caches are standard ones, and its rows in a batch would answer wrongly."""
     monkeypatch.setattr(batchable, "_MENDED", {})
     engine = make_engine(tiny_loaded("gpt_bigcode"))
     assert judge(engine.model.cache).continuous_batching.support is Support.SUPPORTED
 
-    found = _probe(tmp_path, WITHOUT_REPAIRS).measure(engine)
+    found = make_probe(worker_without_repairs.COMMAND).measure(engine)
 
     verdict = judge(engine.model.cache, found).continuous_batching
     assert verdict.support is Support.BLOCKED
     assert MeasuredOn.STAND_IN.value in verdict.reason
 
 
-def test_a_crash_is_a_failure_and_not_the_daemons(tmp_path: Path) -> None:
+def test_a_crash_is_a_failure_and_not_the_daemons(make_probe: MakeProbe) -> None:
     """A crash of the worker is a failed check, and the daemon goes on."""
     crash = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
-    engine = make_engine(tiny_loaded("qwen2"))
+    engine = make_engine(tiny_loaded("llama"))
 
-    found = _probe(tmp_path, (sys.executable, "-c", crash)).measure(engine) or ()
+    found = make_probe((sys.executable, "-c", crash)).measure(engine) or ()
 
     (result,) = found
     assert (result.probe, result.outcome) == ("batch_parity", Outcome.FAILED)
@@ -120,12 +127,14 @@ def test_a_crash_is_a_failure_and_not_the_daemons(tmp_path: Path) -> None:
     ],
 )
 def test_without_a_small_model_the_loaded_one_is_asked(
-    tmp_path: Path, command: tuple[str, ...]
+    make_probe: MakeProbe, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that cannot be started, or builds nothing, leaves the model itself."""
-    engine = make_engine(tiny_loaded("qwen2"))
+    # The other checks are the prober's, and take as long again.
+    monkeypatch.setattr(model_probe, "FEATURE_CHECKS", BATCHING_CHECKS)
+    engine = make_engine(tiny_loaded("llama"))
 
-    found = _probe(tmp_path, command).measure(engine) or ()
+    found = make_probe(command).measure(engine) or ()
 
     assert {one.measured_on for one in found} == {MeasuredOn.WEIGHTS}
     assert judge(engine.model.cache, found).continuous_batching.support is Support.SUPPORTED
@@ -133,13 +142,14 @@ def test_without_a_small_model_the_loaded_one_is_asked(
 
 
 def test_other_code_in_the_process_is_not_taken_for_the_models(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_probe: MakeProbe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stand-in with repairs speaks for no model without: then the loaded one is asked."""
     monkeypatch.setattr(batchable, "_MENDED", {})
+    monkeypatch.setattr(model_probe, "FEATURE_CHECKS", BATCHING_CHECKS)
     engine = make_engine(tiny_loaded("gpt_bigcode"))
 
-    found = _probe(tmp_path).measure(engine) or ()
+    found = make_probe().measure(engine) or ()
 
     assert {one.measured_on for one in found} == {MeasuredOn.WEIGHTS}
     assert judge(engine.model.cache, found).continuous_batching.support is Support.BLOCKED
@@ -150,11 +160,11 @@ _ENDLESS = "import sys, time; sys.stdin.buffer.read(); print('{}', flush=True); 
 
 @pytest.mark.skipif(not hasattr(os, "getpriority"), reason="processes have no priority here")
 def test_worker_has_an_ordinary_priority_while_batching_is_unknown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_probe: MakeProbe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a busy machine it would never end otherwise; the verdict says since when it runs."""
-    engine = make_engine(tiny_loaded("qwen2"))
-    probe = _probe(tmp_path, (sys.executable, "-c", _ENDLESS))
+    engine = make_engine(tiny_loaded("llama"))
+    probe = make_probe((sys.executable, "-c", _ENDLESS))
     monkeypatch.setattr(model_probe, "_START_S", 0.0)
 
     found = probe.measure(engine)
@@ -165,23 +175,22 @@ def test_worker_has_an_ordinary_priority_while_batching_is_unknown(
         r"has been measured \(running since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC\)", verdict.reason
     )
     assert _priority(probe) == os.getpriority(os.PRIO_PROCESS, 0)
-    probe.close()
 
 
 @pytest.mark.skipif(not hasattr(os, "getpriority"), reason="processes have no priority here")
 def test_worker_yields_to_requests_once_batching_is_known(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_probe: MakeProbe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Evidence shipped with another BLAS decides at once; the worker measures beside the daemon."""
-    loaded = tiny_loaded("qwen2")
+    loaded = tiny_loaded("llama")
     loaded = replace(loaded, description=replace(loaded.description, blas="this one"))
     engine = make_engine(loaded)
     basis = probe_basis(backend=loaded.description.backend, blas="another")
     shipped = kept_matrix()
     assert shipped is not None
-    matrix = KeptMatrix(basis, {"qwen2": shipped.reports["qwen2"]})
+    matrix = KeptMatrix(basis, {"llama": shipped.reports["llama"]})
     monkeypatch.setattr(evidence_store, "kept_matrix", lambda: matrix)
-    probe = _probe(tmp_path, (sys.executable, "-c", _ENDLESS))
+    probe = make_probe((sys.executable, "-c", _ENDLESS))
 
     found = probe.measure(engine) or ()
     assert {one.measured_on for one in found} == {MeasuredOn.SHIPPED_OTHER_BLAS}
@@ -189,7 +198,6 @@ def test_worker_yields_to_requests_once_batching_is_known(
     assert probe._stand_in is None, "the start waits for nothing"
     assert probe.measure_next(engine) == found
     assert _priority(probe) > os.getpriority(os.PRIO_PROCESS, 0)
-    probe.close()
 
 
 def _priority(probe: ModelProbe) -> int:

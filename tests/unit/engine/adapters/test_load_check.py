@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from support.engines.adapters import TinyBase, adapted_engine, adapter_named
+from support.every_run import sampled
 
 from machd.engine.adapters import adapted_layer, adapted_model, layer_stack
 from machd.engine.adapters.adapted_layer import LayerAdapters, LowRankArrays
@@ -30,7 +32,10 @@ _QUANTISED = TinyBase("llama", is_quantised=True)
 _BASES = [_MERGED, _PLAIN, _QUANTISED]
 
 
-@pytest.fixture(name="held_as", params=[mx.float32, mx.bfloat16, mx.float16], ids=str)
+_DTYPES = (mx.float32, mx.bfloat16, mx.float16)
+
+
+@pytest.fixture(name="held_as")
 def _held_as(request: pytest.FixtureRequest, monkeypatch: Patch) -> mx.Dtype:
     """What adapters are held in where mlx computes them; on the CPU its products of rows take float32 alone."""
     gather_mm = mx.gather_mm
@@ -60,10 +65,23 @@ class _Adapted:
         self.model.add((NARROW,), [self.narrow])
 
 
+def _named(cases: Iterable[tuple[object, ...]]) -> list[str]:
+    return ["-".join(getattr(one, "__name__", str(one)) for one in case) for case in cases]
+
+
+_RIGHT = list(itertools.product(_BASES, (1, 4, 64), (False, True), _DTYPES))
+_RIGHT_OF_EVERY_RUN = [
+    case for case in _RIGHT if case[3] == mx.float32 or case[:2] in {(_PLAIN, 64), (_QUANTISED, 1)}
+]
+"""All in float32; in 16 bits the longest sums and the shortest."""
+
+
 @pytest.mark.usefixtures("held_as")
-@pytest.mark.parametrize("rank", [1, 4, 64])
-@pytest.mark.parametrize("has_magnitudes", [False, True])
-@pytest.mark.parametrize("base", _BASES, ids=str)
+@pytest.mark.parametrize(
+    ("base", "rank", "has_magnitudes", "held_as"),
+    sampled(_RIGHT, _named(_RIGHT_OF_EVERY_RUN), _named(_RIGHT)),
+    indirect=["held_as"],
+)
 def test_right_layers_pass(base: TinyBase, rank: int, *, has_magnitudes: bool) -> None:
     """In whichever dtype a device holds adapters, with any rank and strength, one after another and together."""
     _, model = adapted_engine(base.loaded())
@@ -216,18 +234,29 @@ _JOINED = [
 _STACKED = [padding_before_the_ranks, the_place_before]
 
 
+_FAULTS = [
+    *((plant, base, False) for plant in _JOINED for base in _BASES),
+    *((plant, _MERGED, True) for plant in _JOINED),
+    *((plant, _PLAIN, False) for plant in _STACKED),
+    *((plant, _PLAIN, True) for plant in _STACKED),
+    (a_merged_neighbours, _MERGED, False),
+    (other_lengths, _MERGED, True),
+    *((the_bias_scaled_too, base, True) for base in (_MERGED, _PLAIN)),
+]
+_CASES = [(*fault, dtype) for fault in _FAULTS for dtype in _DTYPES]
+_CASES_OF_EVERY_RUN = [
+    case
+    for case in _CASES
+    if case[3] == mx.float32 or case[:3] == (ranks_in_another_order, _PLAIN, False)
+]
+"""Each fault in float32, where the check is narrowest; one in 16 bits."""
+
+
 @pytest.mark.usefixtures("held_as")
 @pytest.mark.parametrize(
-    ("plant", "base", "has_magnitudes"),
-    [
-        *((plant, base, False) for plant in _JOINED for base in _BASES),
-        *((plant, _MERGED, True) for plant in _JOINED),
-        *((plant, _PLAIN, False) for plant in _STACKED),
-        *((plant, _PLAIN, True) for plant in _STACKED),
-        (a_merged_neighbours, _MERGED, False),
-        (other_lengths, _MERGED, True),
-        *((the_bias_scaled_too, base, True) for base in (_MERGED, _PLAIN)),
-    ],
+    ("plant", "base", "has_magnitudes", "held_as"),
+    sampled(_CASES, _named(_CASES_OF_EVERY_RUN), _named(_CASES)),
+    indirect=["held_as"],
 )
 def test_fault_is_found_at_the_load(
     plant: Callable[[Patch], None],

@@ -34,10 +34,11 @@ void cblas_sgemm(int order, int ta, int tb, int rows, int columns, int width, fl
       float *cell = &c[(long)i * ldc + j];
       *cell = alpha * sum + (beta == 0 ? 0 : beta * *cell);
     }
-  FAULT
+  const char *fault = getenv("SHIM_FAULT");
+  switch (fault ? atoi(fault) : -1) { FAULTS }
 }
 """
-"""Plain loops, right but for what FAULT does."""
+"""Plain loops, right but for the fault whose number is in the environment: a library for each would be compiled each time."""
 
 FAULTS = {
     "one number of one width": "if (rows == 17 && columns == 576) c[16L * ldc + 575] += 1;",
@@ -51,13 +52,17 @@ FAULTS = {
     "a prompt": "if (rows == 200) c[199L * ldc + columns - 1] += 1;",
     "a head of 64": "if (width == 64 && columns == 300 && rows == 9) c[8L * ldc + 299] += 2;",
 }
+_CRASH, _HANG = "if (rows == 16) abort();", "for (;;) sleep(1);"
+_ALL = (*FAULTS.values(), _CRASH, _HANG)
 
 
-def _shim(tmp_path: Path, fault: str, name: str = "libshim.so") -> str:
-    """Compile a library with a fault; its path."""
-    source = tmp_path / "shim.c"
-    source.write_text(_SHIM.replace("FAULT", fault), "utf-8")
-    library = tmp_path / name
+@pytest.fixture(name="shim", scope="module")
+def _shim(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The path of the compiled library."""
+    folder = tmp_path_factory.mktemp("shim")
+    source, library = folder / "shim.c", folder / "libopenblas.so.0"
+    cases = "".join(f"case {number}: {one} break;\n" for number, one in enumerate(_ALL))
+    source.write_text(_SHIM.replace("FAULTS", cases), "utf-8")
     # Sums in any order, which none of the numbers rounds in: vectors take a tenth of the time.
     options = [
         "-O3",
@@ -72,8 +77,12 @@ def _shim(tmp_path: Path, fault: str, name: str = "libshim.so") -> str:
     return str(library)
 
 
-def _check(library: str, limit_s: float = CEILING_S) -> BlasCheck:
-    return check_products(library, os.environ, limit_s=limit_s)
+def _planted(fault: str) -> dict[str, str]:
+    return {**os.environ, "SHIM_FAULT": str(_ALL.index(fault))}
+
+
+def _check(library: str, fault: str = "", limit_s: float = CEILING_S) -> BlasCheck:
+    return check_products(library, _planted(fault) if fault else os.environ, limit_s=limit_s)
 
 
 @pytest.mark.parametrize("library", installed_libraries(os.environ))
@@ -82,29 +91,29 @@ def test_an_installed_library_is_right(library: str) -> None:
     assert _check(library) == BlasCheck(None)
 
 
-def test_plain_loops_are_right(tmp_path: Path) -> None:
+def test_plain_loops_are_right(shim: str) -> None:
     """Without a fault the planted library passes."""
-    assert _check(_shim(tmp_path, "")) == BlasCheck(None)
+    assert _check(shim) == BlasCheck(None)
 
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
-def test_a_wrong_library_is_found(tmp_path: Path, fault: str) -> None:
+def test_a_wrong_library_is_found(shim: str, fault: str) -> None:
     """One wrong number anywhere shows, and so does a write beyond the result."""
-    found = _check(_shim(tmp_path, fault))
+    found = _check(shim, fault)
     assert found.is_lasting
     assert found.problem is not None
     assert " times [" in found.problem
 
 
-def test_a_library_that_crashes_is_found(tmp_path: Path) -> None:
+def test_a_library_that_crashes_is_found(shim: str) -> None:
     """It ends its own process, and is not tried again."""
-    found = _check(_shim(tmp_path, "if (rows == 16) abort();"))
+    found = _check(shim, _CRASH)
     assert found == BlasCheck("its products could not be checked: its process was ended by SIGABRT")
 
 
-def test_a_library_that_hangs_is_not_remembered(tmp_path: Path) -> None:
+def test_a_library_that_hangs_is_not_remembered(shim: str) -> None:
     """It is not loaded, but the machine may have been too busy: the next start checks again."""
-    found = _check(_shim(tmp_path, "for (;;) sleep(1);"), limit_s=0.5)
+    found = _check(shim, _HANG, limit_s=0.5)
     assert found.problem is not None
     assert "longer than 0.5 s" in found.problem
     assert not found.is_lasting
@@ -117,9 +126,8 @@ def test_a_missing_library_is_named(tmp_path: Path) -> None:
     assert found.is_lasting
 
 
-def test_a_wrong_library_is_not_loaded_and_mlx_serves(tmp_path: Path) -> None:
+def test_a_wrong_library_is_not_loaded_and_mlx_serves(shim: str, tmp_path: Path) -> None:
     """The process that chooses loads something else, and says which library is wrong and why."""
-    library = _shim(tmp_path, FAULTS["single tokens"], "libopenblas.so.0")
     script = (
         "import json, os, sys\n"
         "from pathlib import Path\n"
@@ -131,7 +139,7 @@ def test_a_wrong_library_is_not_loaded_and_mlx_serves(tmp_path: Path) -> None:
         "report = measure_blas(choice)\n"
         "print(json.dumps([choice.library, [str(one) for one in choice.refused], report.advice]))\n"
     )
-    environ = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
+    environ = {**_planted(FAULTS["single tokens"]), "LD_LIBRARY_PATH": str(Path(shim).parent)}
     for _ in range(2):  # the second start reads what the first has kept
         done = subprocess.run(
             [sys.executable, "-c", script, str(tmp_path / "cache")],
@@ -142,10 +150,10 @@ def test_a_wrong_library_is_not_loaded_and_mlx_serves(tmp_path: Path) -> None:
             timeout=CEILING_S,
         )
         loaded, refused, advice = json.loads(done.stdout)
-        assert loaded != library
+        assert loaded != shim
         (told,) = refused
         assert told.startswith(
-            f"{library} was not loaded: [1, 576] times [1536, 576] transposed is wrong"
+            f"{shim} was not loaded: [1, 576] times [1536, 576] transposed is wrong"
         )
         if loaded is None:
             assert told in advice

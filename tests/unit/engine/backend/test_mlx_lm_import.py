@@ -2,43 +2,43 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 
-import pytest
 from support.clocks.polling import CEILING_S
 
+_LIMITED = """
+import resource, sys
+from machd.engine.backend.mlx_lm_import import import_mlx_lm, import_mlx_lm_tokenizers
 
-@pytest.mark.parametrize("before", ["pass", "import_mlx_lm_tokenizers()"])
-def test_importing_mlx_lm_leaves_the_limit_of_open_files_alone(before: str) -> None:
+def check_limit(imported):
+    given = (512, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    resource.setrlimit(resource.RLIMIT_NOFILE, given)
+    setter = resource.setrlimit
+    imported()
+    assert resource.setrlimit is setter
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == given
+"""
+
+
+def test_importing_mlx_lm_leaves_the_limit_of_open_files_alone() -> None:
     """mlx-lm lowers the hard limit for the whole process; a daemon keeps what it was given."""
-    program = (
-        "import json, resource\n"
-        "from machd.engine.backend.mlx_lm_import import import_mlx_lm, import_mlx_lm_tokenizers\n"
-        f"{before}\n"
-        "given = (512, resource.getrlimit(resource.RLIMIT_NOFILE)[1])\n"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, given)\n"
-        "setter = resource.setrlimit\n"
-        "import_mlx_lm()\n"
-        "assert resource.setrlimit is setter\n"
-        "print(json.dumps([given, resource.getrlimit(resource.RLIMIT_NOFILE)]))"
-    )
-    given, kept = json.loads(_output(program))
-    assert kept == given
+    assert _output(f"{_LIMITED}\ncheck_limit(import_mlx_lm)\nprint('kept')") == "kept\n"
 
 
 def test_mlx_lm_can_be_imported_whole_after_its_tokenizers() -> None:
-    """The tokenizers come without mlx and in silence; the whole package then has the same classes, and all others."""
+    """The tokenizers come without mlx and in silence; the whole package then has the same classes, and all others.
+
+    It leaves the limit of open files alone, too.
+    """
     program = (
-        "import sys\n"
-        "from machd.engine.backend.mlx_lm_import import import_mlx_lm, import_mlx_lm_tokenizers\n"
+        f"{_LIMITED}\n"
         "import_mlx_lm_tokenizers()\n"
         "from mlx_lm.tokenizer_utils import TokenizerWrapper\n"
         "import mlx_lm.tool_parsers.json_tools\n"
         "import mlx_lm.chat_templates.deepseek_v32\n"
         "print('mlx' in sys.modules, 'torch' in sys.modules)\n"
-        "import_mlx_lm()\n"
+        "check_limit(import_mlx_lm)\n"
         "import mlx_lm\n"
         "import_mlx_lm_tokenizers()\n"
         "import_mlx_lm()\n"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 from pathlib import Path
 
 import pytest
+from support.checkpoints.kept_family import write_kept_family
 from support.checkpoints.planted_code import (
     NAMED_PLACES,
     OTHER_PLACES,
@@ -33,8 +33,6 @@ from machd.engine.loading.tokenizer_files import directory_tokenizer
 from machd.engine.vision.families import COMPARED_FAMILIES
 from machd.engine.vision.mlx_vlm_import import import_family
 from machd.errors import InvalidRequestError, ModelCodeError, ModelError, TemplateLimitError
-from machd.user_directories import user_cache_directory
-from machd_probes.vision_families.checkpoint import write_family
 
 import_mlx_lm()
 
@@ -42,7 +40,7 @@ import_mlx_lm()
 @pytest.fixture(name="vision_checkpoint", scope="module")
 def _vision_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("vision") / "qwen2_vl"
-    return write_family("qwen2_vl", path, user_cache_directory(os.environ))
+    return write_kept_family("qwen2_vl", path)
 
 
 @pytest.fixture(name="witness")
@@ -130,7 +128,7 @@ def test_processor_of_a_family_imports_no_code_of_the_checkpoint(
     family: str, tmp_path: Path, witness: Path
 ) -> None:
     """Behind the refusal, no family's processor runs planted code, whatever mlx-vlm passes to transformers."""
-    path = write_family(family, tmp_path / family, user_cache_directory(os.environ))
+    path = write_kept_family(family, tmp_path / family)
     plant(path, witness, *NAMED_PLACES.values())
     with contextlib.suppress(Exception):
         import_family(path).load_processor()
@@ -139,9 +137,7 @@ def test_processor_of_a_family_imports_no_code_of_the_checkpoint(
 
 def test_processor_needs_no_python_files_that_were_not_fetched(tmp_path: Path) -> None:
     """A snapshot whose Python files were not fetched names code that cannot run, and needs none of it."""
-    path = write_family(
-        "internvl_chat", tmp_path / "internvl_chat", user_cache_directory(os.environ)
-    )
+    path = write_kept_family("internvl_chat", tmp_path / "internvl_chat")
     names = {
         "config.json": ("AutoConfig", "AutoModel"),
         "preprocessor_config.json": ("AutoProcessor",),

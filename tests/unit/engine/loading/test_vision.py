@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.checkpoints.kept_family import write_kept_family
 
 from machd.capabilities.fit import MemoryNeeds
 from machd.engine.backend.safetensors_header import StoredTensor
@@ -17,8 +17,6 @@ from machd.engine.loading.source import ModelSource, SourceKind
 from machd.engine.vision.media_processor import ProcessorFiles
 from machd.errors import ModelFormatError
 from machd.installed import how_to_install
-from machd.user_directories import user_cache_directory
-from machd_probes.vision_families.checkpoint import write_family
 
 _TENSOR = (Path("model.safetensors"), StoredTensor(0, 4))
 _WHOLE = Checkpoint(
@@ -89,7 +87,7 @@ def test_processor_that_cannot_be_loaded_is_one_line(tmp_path: Path) -> None:
 
 def test_what_is_kept_of_images_is_among_the_needs_of_a_model_among_others(tmp_path: Path) -> None:
     """Processed images and their embeddings have as much memory each."""
-    path = write_family("qwen2_vl", tmp_path / "qwen2_vl", user_cache_directory(os.environ))
+    path = write_kept_family("qwen2_vl", tmp_path / "qwen2_vl")
     source = ModelSource(SourceKind.DIRECTORY, path, path.name)
     asked = list[MemoryNeeds]()
     for media_bytes in (0, 1_000_000):

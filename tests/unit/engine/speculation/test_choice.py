@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.checkpoints.tiny_checkpoint import write_tiny_llama
 from support.engines.oracle import open_draws
 from support.engines.tiny_models import VOCABULARY_TOKENS, TinyKind, tiny_model
 from unit.engine.tiny_llama import TinyLlama
@@ -23,6 +24,8 @@ from machd.settings.model import ModelSettings, Settings
 from machd.settings.sources import load_settings
 from machd.settings.speculation import SpeculationSettings
 from machd_probes.play import GREEDY
+
+pytestmark = pytest.mark.usefixtures("one_template_process")
 
 
 class _Stages(SilentProgress):
@@ -130,12 +133,13 @@ def test_nothing_is_loaded_for_a_model_that_cannot_roll_drafts_back(
 
 
 def test_a_draft_model_of_another_vocabulary_is_refused(
-    embedded_model_path: Path, served: LoadedModel, tmp_path: Path
+    served: LoadedModel, tmp_path: Path
 ) -> None:
     """With the setting's name, whichever way it was asked for."""
+    other = write_tiny_llama(tmp_path / "other")
     for mode in ("auto", "draft"):
         with pytest.raises(SettingsError, match=r"speculation\.draft_model: "):
-            _choose(served, tmp_path, mode, embedded_model_path)
+            _choose(served, tmp_path, mode, other)
 
 
 def test_what_keeps_a_draft_model_from_loading_is_said_of_it(

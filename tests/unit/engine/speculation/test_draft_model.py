@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -9,7 +10,14 @@ import mlx.core as mx
 import pytest
 from support.engines.oracle import open_draws
 from support.engines.tiny_engines import alone, loaded
-from support.engines.tiny_models import VOCABULARY_TOKENS, TinyKind, each_kind, tiny_model
+from support.engines.tiny_models import (
+    EVERY_RUN,
+    VOCABULARY_TOKENS,
+    TinyKind,
+    each_kind,
+    tiny_model,
+)
+from support.every_run import sampled
 
 from machd.engine.loading.loader import LoadedModel
 from machd.engine.protocol.engine import Engine
@@ -32,6 +40,7 @@ PARAMS = {
     "biased": replace(SAMPLED, logit_bias=((5, 4.0), (9, -100.0), (77, 2.5))),
     "forced": replace(SAMPLED, forced_token_ids=(4, 5, 6)),
 }
+"""What they change of a token is the same whatever its caches are."""
 SAID_TOKENS = 24
 
 
@@ -79,8 +88,16 @@ def _is_proposer(proposer: Proposer) -> ProposerKind:
     return proposer.kind
 
 
-@pytest.mark.parametrize("name", PARAMS)
-@each_kind()
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    sampled(
+        list(itertools.product(TinyKind, PARAMS)),
+        [
+            *itertools.product(EVERY_RUN, ("greedy", "sampled")),
+            *((TinyKind.STANDARD, name) for name in PARAMS),
+        ],
+    ),
+)
 def test_a_draft_of_the_same_weights_drafts_what_the_row_generates(
     kind: TinyKind, name: str
 ) -> None:
