@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import functools
 import importlib
 import importlib.util
 import re
@@ -73,7 +72,6 @@ def _module_name(config: Mapping[str, object], utils: Path) -> str:
     return str(next((one for one in found if one is not None), by_type))
 
 
-@functools.cache
 def _constant(source: Path, name: str) -> Any:  # noqa: ANN401 - any literal
     """Read a constant of a module from its source; None where it has none of that name."""
     for statement in ast.parse(source.read_bytes()).body:
