@@ -55,7 +55,7 @@ from machd.user_directories import user_cache_directory  # noqa: E402
 
 # How long an example takes says something of the machine, and nothing of the property.
 settings.register_profile(
-    "machd", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    "machd", max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("machd")
 

@@ -24,6 +24,9 @@ MetadataValue = bool | int | float | str | list["MetadataValue"]
 """The value of a metadata key: a scalar, a text, or a list of one of them, or of lists."""
 
 _MAGIC = b"GGUF"
+_LENGTH = struct.Struct("<Q")
+"""Of a text, in bytes."""
+
 _VERSIONS = (2, 3)
 _STRING = 8
 _ARRAY = 9
@@ -290,13 +293,23 @@ class _Reader:
         return count
 
     def _string(self) -> str:
-        length = self._unpack("Q")
-        start = self.position
-        if start + length > min(len(self._data), _MAX_HEADER_BYTES):
-            # The caller turns this into its message for truncated files.
-            raise struct.error
-        self.position = start + length
-        return self._data[start : self.position].decode("utf-8")
+        return self._strings(1)[0]
+
+    def _strings(self, count: int) -> list[str]:
+        # One loop without calls: a vocabulary and its merges are up to a million texts.
+        data, end = self._data, self.position
+        limit = min(len(data), _MAX_HEADER_BYTES)
+        texts = []
+        for _ in range(count):
+            start = end + _LENGTH.size
+            (length,) = _LENGTH.unpack_from(data, end)
+            end = start + length
+            if end > limit:
+                # The caller turns this into its message for truncated files.
+                raise struct.error
+            texts.append(data[start:end].decode("utf-8"))
+        self.position = end
+        return texts
 
     def _value(self) -> MetadataValue:
         kind = self._unpack("I")
@@ -315,7 +328,7 @@ class _Reader:
     def _values(self, kind: int, count: int) -> list[MetadataValue]:
         """Read scalars or texts."""
         if kind == _STRING:
-            return [self._string() for _ in range(count)]
+            return list(self._strings(count))
         if kind in _SCALARS:
             return list(self._scalars(f"{count}{_SCALARS[kind]}"))
         raise self._corrupt(f"metadata of type {kind}")
