@@ -77,6 +77,12 @@ def repacked(type_name: str, raw: _Bytes) -> dict[str, NDArray[np.generic]]:
 
 def _packed(numbers: _Bytes, bits: int) -> NDArray[np.uint32]:
     """Pack numbers one after the other, the lowest bits first, as mlx does."""
+    if 8 % bits == 0:  # bytes are whole, so that no wider words are needed
+        parts = numbers.reshape(-1, 8 // bits)
+        stored = parts[:, 0].copy()
+        for place in range(1, 8 // bits):
+            stored |= parts[:, place] << np.uint8(bits * place)
+        return stored.view("<u4")
     eights = numbers.reshape(-1, 8)
     words = np.zeros(len(eights), np.uint64)
     for place in range(8):
