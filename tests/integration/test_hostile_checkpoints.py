@@ -101,10 +101,10 @@ def _complete(url: str) -> httpx.Response:
 
 @pytest.mark.parametrize("kind", _KINDS)
 def test_hostile_template_is_a_400(templated: _Templated, kind: str) -> None:
-    """Each of three conversations at once is refused, and the next one is rendered."""
-    with templated.strict(), ThreadPoolExecutor(3) as pool:
-        answers = list(pool.map(_chat, [templated.url] * 3, [kind] * 3))
-    assert [one.status_code for one in answers] == [400] * 3
+    """Each of two conversations at once is refused, and the next one is rendered."""
+    with templated.strict(), ThreadPoolExecutor(2) as pool:
+        answers = list(pool.map(_chat, [templated.url] * 2, [kind] * 2))
+    assert [one.status_code for one in answers] == [400] * 2
     for one in answers:
         error = one.json()["error"]
         assert error["code"] == ("invalid_request" if kind == "refusal" else "template_limit")
