@@ -715,7 +715,8 @@ class _BadSend:
 
 
 @pytest.mark.parametrize(
-    ("count", "role"), sampled([(0, "first"), (1, "late"), (4, "first")], [(0, "first"), (1, "late")])
+    ("count", "role"),
+    sampled([(0, "first"), (1, "late"), (4, "first")], [(0, "first"), (1, "late")]),
 )
 def test_a_response_that_cannot_be_sent_is_cut_off_alone(
     role: str,
