@@ -106,10 +106,10 @@ _KINDS_OF_EVERY_RUN = ("uninterruptible", "output", "refusal")
 
 @pytest.mark.parametrize("kind", sampled(_KINDS, _KINDS_OF_EVERY_RUN))
 def test_hostile_template_is_a_400(templated: _Templated, kind: str) -> None:
-    """Each of two conversations at once is refused, and the next one is rendered."""
-    with templated.strict(), ThreadPoolExecutor(2) as pool:
-        answers = list(pool.map(_chat, [templated.url] * 2, [kind] * 2))
-    assert [one.status_code for one in answers] == [400] * 2
+    """Each of three conversations at once is refused, and the next one is rendered."""
+    with templated.strict(), ThreadPoolExecutor(3) as pool:
+        answers = list(pool.map(_chat, [templated.url] * 3, [kind] * 3))
+    assert [one.status_code for one in answers] == [400] * 3
     for one in answers:
         error = one.json()["error"]
         assert error["code"] == ("invalid_request" if kind == "refusal" else "template_limit")

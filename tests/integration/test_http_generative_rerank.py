@@ -69,7 +69,7 @@ def _reranker(
     """One by the operator's word, with Qwen3-Reranker's prompt, and one by its files, with a template of its own."""
     directory = write_thinking_llama(tmp_path_factory.mktemp("reranker") / "tiny")
     plain = PlainLogits(directory)
-    arguments = ["--model-path", str(directory), "--continuous-batching", "--limits-max-queue=20"]
+    arguments = ["--model-path", str(directory), "--continuous-batching", "--limits-max-queue=40"]
     content = "<Instruct>: {by}\n<Query>: {query}\n<Document>: {document}"
     prompt, answers = f"{QWEN3_PREFIX}{content}{QWEN3_SUFFIX}", ("yes", "no")
     if request.param == "setting":
@@ -120,13 +120,13 @@ def test_instruction_takes_the_place_of_the_models_own(reranker: _Reranker) -> N
 
 def test_more_documents_than_the_queue_holds_are_ranked(reranker: _Reranker) -> None:
     """Twice as many at once from each of two clients score as alone."""
-    documents = [f"{index} is a number." for index in range(40)]
+    documents = [f"{index} is a number." for index in range(80)]
     with ThreadPoolExecutor(2) as pool:
         first, other = pool.map(lambda _: reranker.rerank(documents=documents), range(2))
     for told in (first, other):
-        assert len(told["results"]) == 40
+        assert len(told["results"]) == 80
     scores = {one["index"]: one["relevance_score"] for one in first["results"]}
-    for index in (0, 20, 39):
+    for index in (0, 40, 79):
         assert scores[index] == pytest.approx(reranker.score(documents[index]), abs=_TOLERANCE)
 
 

@@ -73,9 +73,9 @@ def _assert_served(daemon: ServeProcess, seed: int) -> None:
 def test_slow_images_of_clients_that_left_hold_up_no_other(
     daemon: ServeProcess, scans: int
 ) -> None:
-    """Four progressive JPEGs of 4096² pixels, closed at once: as many scans as are allowed, or many more."""
+    """Eight progressive JPEGs of 4096² pixels, closed at once: as many scans as are allowed, or many more."""
     slow = jpeg_of_scans(scans, width=4096, height=4096)
-    for _ in range(4):
+    for _ in range(8):
         _leave(daemon, slow)
     _assert_served(daemon, 1000 + scans)
 
