@@ -15,7 +15,7 @@ from threading import Thread
 
 import pytest
 from playwright.sync_api import expect
-from support.browser.browser import opened_browser, opened_page
+from support.browser.browser import WatchedPage, opened_browser, opened_page
 from support.clocks.polling import CEILING_S
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -108,6 +108,13 @@ def test_a_load_from_elsewhere_is_noticed() -> None:
     assert not _LOADS.search('<link rel="stylesheet" href="../assets/main.css">')
 
 
+@pytest.fixture(name="watched", scope="module")
+def _watched(site: Path) -> Iterator[tuple[str, WatchedPage]]:
+    """The address of the site, and a page of a browser that reaches nothing else."""
+    with served(site) as url, opened_browser() as browser, opened_page(browser) as watched:
+        yield url, watched
+
+
 @pytest.mark.parametrize(
     ("words", "link"),
     [
@@ -116,13 +123,15 @@ def test_a_load_from_elsewhere_is_noticed() -> None:
         ("Gumbel", '[href*="decisions/sampling/"]'),
     ],
 )
-def test_search_finds_a_section_without_another_host(site: Path, words: str, link: str) -> None:
+def test_search_finds_a_section_without_another_host(
+    watched: tuple[str, WatchedPage], words: str, link: str
+) -> None:
     """A browser that reaches nothing but the site finds a metric, a client and a decision by their words."""
-    with served(site) as url, opened_browser() as browser, opened_page(browser) as watched:
-        watched.page.goto(url)
-        watched.page.get_by_role("textbox", name="Search").fill(words)
-        found = watched.page.locator(f"a.md-search-result__link{link}")
-        expect(found.first).to_be_attached(timeout=CEILING_S * 1000)
+    url, browsed = watched
+    browsed.page.goto(url)
+    browsed.page.get_by_role("textbox", name="Search").fill(words)
+    found = browsed.page.locator(f"a.md-search-result__link{link}")
+    expect(found.first).to_be_attached(timeout=CEILING_S * 1000)
 
 
 def test_links_to_the_repository_lead_to_pages(site: Path) -> None:

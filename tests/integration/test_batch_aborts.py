@@ -437,7 +437,14 @@ def _lose_in_the_scheduler(patch: pytest.MonkeyPatch, number: int) -> None:
     patch.setattr(Scheduler, "abort", forgetful_abort)
 
 
-@pytest.mark.parametrize("phase", _PHASES, ids=str)
+@pytest.mark.parametrize(
+    "phase",
+    sampled(
+        _PHASES,
+        ["queued", "later chunk", "decode", "leader"],  # the others lose it in the same place
+        list(map(str, _PHASES)),
+    ),
+)
 def test_in_every_phase_a_lost_abort_is_noticed(
     phase: _Phase, mail: Arrivals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -450,7 +457,7 @@ def test_in_every_phase_a_lost_abort_is_noticed(
             _check_released(scene, started.after)
 
 
-@pytest.mark.parametrize("lost", sampled([None, 0, 1, 2, 3, 4, 5], every_run=[None, 1, 5]))
+@pytest.mark.parametrize("lost", sampled([None, 0, 1, 2, 3, 4, 5], every_run=[None, 5]))
 def test_of_six_departures_at_once_none_may_be_lost(
     lost: int | None,
     alone: dict[str, dict[str, str]],

@@ -229,9 +229,9 @@ def _step_until(gate: StepGate, rows: int) -> None:
     ("name", "looks_ahead"),
     sampled(
         [(name, ahead) for name in _FIRST for ahead in (False, True)],
-        # Every way to sample; of looking ahead, the plain rows and those that a grammar holds back.
+        # Every way to sample, but the seeded one, which the next test joins; of looking ahead, the plain rows and those that a grammar holds back.
         [
-            *((name, False) for name in ("seeded", "penalised", "schema")),
+            *((name, False) for name in ("penalised", "schema")),
             *((name, True) for name in ("greedy", "schema")),
         ],
     ),
@@ -303,7 +303,7 @@ def test_every_place_to_join_gives_the_same(known: _Known, monkeypatch: pytest.M
     gate = StepGate(lambda _plan: is_held[0] > 0)
     first_body, second_body = _FIRST["seeded"], _OTHERS["third"]
     with RunningDaemon(_engine(known.oracle, gate), _SETTINGS) as daemon, gate:
-        for steps in range(1, 16, 2):
+        for steps in range(1, 16, 3):
             is_held[0] = steps
             with RawClient(daemon.url) as first, RawClient(daemon.url) as second:
                 first.post_json(_COMPLETIONS, first_body)

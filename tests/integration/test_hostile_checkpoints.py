@@ -16,6 +16,7 @@ from support.checkpoints.hostile_templates import ENDLESS, UNINTERRUPTIBLE
 from support.clocks.polling import CEILING_S, wait_until
 from support.daemon.forked_daemons import DaemonParent, ForkedDaemon, daemon_parent
 from support.daemon.running_daemon import RunningDaemon
+from support.every_run import sampled
 from unit.engine.tiny_llama import TOKENS, TinyLlama
 
 from machd.engine.protocol.engine import Engine
@@ -99,7 +100,11 @@ def _complete(url: str) -> httpx.Response:
     return httpx.post(url + "/v1/completions", json=body)
 
 
-@pytest.mark.parametrize("kind", _KINDS)
+_KINDS_OF_EVERY_RUN = ("uninterruptible", "output", "refusal")
+"""What has to be killed, what ends by a limit, and what fails by itself; ``test_template_renderer.py`` has the others."""
+
+
+@pytest.mark.parametrize("kind", sampled(_KINDS, _KINDS_OF_EVERY_RUN))
 def test_hostile_template_is_a_400(templated: _Templated, kind: str) -> None:
     """Each of three conversations at once is refused, and the next one is rendered."""
     with templated.strict(), ThreadPoolExecutor(3) as pool:

@@ -15,6 +15,7 @@ def _run(*args: str) -> Result:
     return CliRunner().invoke(model, args)
 
 
+@pytest.mark.long
 def test_generate_writes_a_model_of_the_size(tmp_path: Path) -> None:
     """The directory has weights of about the size, a configuration and a tokenizer."""
     directory = tmp_path / "dense"

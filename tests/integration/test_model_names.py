@@ -64,7 +64,7 @@ def _strict() -> Iterator[httpx.Client]:
 @pytest.mark.parametrize("name", _KNOWN)
 def test_known_name_is_served_in_any_spelling(strict: httpx.Client, name: str) -> None:
     """Case, organisation and ``:latest`` do not matter, and the answer carries the real name."""
-    answer = strict.post(_CHAT, json={**chat(), "model": name})
+    answer = strict.post(_CHAT, json={**chat(max_tokens=2), "model": name})
     assert answer.status_code == 200, answer.text
     assert answer.json()["model"] == "fake"
     assert strict.get(f"/v1/models/{name}").json()["id"] == "fake"
@@ -85,7 +85,7 @@ def test_aliases_are_listed_behind_the_models_own_name(strict: httpx.Client) -> 
 @pytest.mark.parametrize("name", [*_UNKNOWN, *_NO_NAMES])
 def test_unknown_name_is_not_found_unless_any_is_accepted(strict: httpx.Client, name: str) -> None:
     """Without ``models.accept_any`` another model's name is a 404 that names the served one."""
-    answer = strict.post(_CHAT, json={**chat(), "model": name})
+    answer = strict.post(_CHAT, json={**chat(max_tokens=2), "model": name})
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
     assert "'fake'" in answer.json()["error"]["message"]
 
@@ -94,10 +94,10 @@ def test_unknown_name_is_not_found_unless_any_is_accepted(strict: httpx.Client, 
 def test_any_name_is_served_on_loopback(tolerant: httpx.Client, name: str) -> None:
     """A daemon on loopback takes every name, and the answer carries the real one."""
     for path, body in (
-        (_CHAT, {**chat(), "model": name}),
+        (_CHAT, {**chat(max_tokens=2), "model": name}),
         ("/v1/completions", {"prompt": "hi", "max_tokens": 2, "model": name}),
         ("/v1/responses", {"input": "hi", "max_output_tokens": 2, "model": name}),
-        ("/v1/messages", {**chat(), "max_tokens": 2, "model": name}),
+        ("/v1/messages", {**chat(max_tokens=2), "model": name}),
     ):
         answer = tolerant.post(path, json=body)
         assert answer.status_code == 200, answer.text
@@ -107,7 +107,7 @@ def test_any_name_is_served_on_loopback(tolerant: httpx.Client, name: str) -> No
 @pytest.mark.parametrize("name", _NO_NAMES)
 def test_what_is_no_name_is_never_served(tolerant: httpx.Client, name: str) -> None:
     """A path, a URL and control characters are a mistake or an attack: 404 even where any name goes."""
-    answer = tolerant.post(_CHAT, json={**chat(), "model": name})
+    answer = tolerant.post(_CHAT, json={**chat(max_tokens=2), "model": name})
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
     assert name not in answer.json()["error"]["message"].replace("'fake'", "") or name == " "
 
@@ -117,7 +117,7 @@ def test_model_may_be_left_out_where_any_is_accepted(
     tolerant: httpx.Client, strict: httpx.Client, fields: dict[str, object]
 ) -> None:
     """A request without a model gets the served one, or a 400 that says what is missing."""
-    body = {key: value for key, value in chat().items() if key != "model"} | fields
+    body = {key: value for key, value in chat(max_tokens=2).items() if key != "model"} | fields
     assert tolerant.post(_CHAT, json=body).json()["model"] == "fake"
     refusal = strict.post(_CHAT, json=body)
     assert (refusal.status_code, refusal.json()["error"]["param"]) == (400, "model")

@@ -55,6 +55,9 @@ _SETTINGS = settings(
     suppress_health_check=list(HealthCheck),
 )
 _MODES = {"as described": GenerationMode.POSITIVE, "otherwise": GenerationMode.NEGATIVE}
+_COUNTING = ("/v1/messages/count_tokens", "/tokenize")
+"""Take conversations, which are wrong in the same ways in requests that are answered."""
+
 _ERROR_BODIES = ("ErrorBody", "AnthropicErrorBody", "OllamaErrorBody")
 """What ends a stream that cannot go on."""
 
@@ -85,7 +88,14 @@ def _schema(url: str) -> BaseSchema:
 def _operations() -> list[Any]:
     """Endpoints with the ways to ask them; a request that takes nothing cannot be wrong."""
     return [
-        pytest.param(one, mode, id=f"{one.method} {one.path}-{name}")
+        pytest.param(
+            one,
+            mode,
+            id=f"{one.method} {one.path}-{name}",
+            marks=pytest.mark.long
+            if one.path in _COUNTING and mode is GenerationMode.NEGATIVE
+            else (),
+        )
         for one in PUBLIC_ENDPOINTS
         for name, mode in _MODES.items()
         if one.request is not None or mode is not GenerationMode.NEGATIVE

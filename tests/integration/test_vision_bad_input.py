@@ -23,6 +23,7 @@ from support.clients import image_files
 from support.clients.image_files import encoded, picture
 from support.clocks.polling import CEILING_S
 from support.daemon.serve_process import ServeProcess
+from support.every_run import sampled
 
 _CHAT, _MESSAGES, _RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 _QUESTION = {"type": "text", "text": "What is this?"}
@@ -160,7 +161,14 @@ _GOOD: dict[str, Callable[[], bytes]] = {
 }
 
 
-@pytest.mark.parametrize("name", _GOOD)
+_GOOD_OF_EVERY_RUN = {
+    *("PNG", "JPEG turned by EXIF", "CMYK JPEG", "palette with transparency", "16 bits", "WebP"),
+    *("animated GIF", "a pixel", "as large as allowed"),
+}
+"""Each format, and the conversions that differ most."""
+
+
+@pytest.mark.parametrize("name", sampled(_GOOD, _GOOD_OF_EVERY_RUN))
 def test_a_good_image_is_answered(served: _Served, name: str) -> None:
     """Every kind of the formats that are taken is decoded, whatever its media type says."""
     answer = httpx.post(
@@ -220,7 +228,11 @@ _BAD_IMAGES: dict[str, tuple[Callable[[], bytes], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", _BAD_IMAGES)
+_UNKNOWN_TOO = {"PDF", "HTML", "text", "ZIP", "AVIF", "TIFF", "ICO", "PostScript"}
+"""Their first bytes are those of no format, as those of SVG, HEIC and BMP are not."""
+
+
+@pytest.mark.parametrize("name", sampled(_BAD_IMAGES, set(_BAD_IMAGES) - _UNKNOWN_TOO))
 def test_a_bad_image_is_refused(served: _Served, name: str) -> None:
     """The answer is 400, names the field and says why; the next image is served."""
     make, said = _BAD_IMAGES[name]
@@ -323,7 +335,15 @@ _URLS: dict[str, tuple[str, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", _URLS)
+_URLS_OF_EVERY_RUN = {
+    *("http", "host that is not listed", "private address", "another port", "path"),
+    *("data with bad base64", "data of a page", "data of an SVG", "file above, encoded"),
+    *("link that leads out", "pipe", "empty file"),
+}
+"""Each rule once; ``unit/generations/test_media_fetch.py`` and ``unit/dialects/test_media.py`` have every spelling."""
+
+
+@pytest.mark.parametrize("name", sampled(_URLS, _URLS_OF_EVERY_RUN))
 def test_a_bad_url_is_refused(served: _Served, name: str) -> None:
     """A forbidden URL is not fetched, and the answer says which rule forbids it."""
     url, said = _URLS[name]

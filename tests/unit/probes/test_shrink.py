@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.every_run import sampled
 
 from machd.capabilities.model_code import ModelCode
 from machd.engine.backend.mlx_lm_import import import_mlx_lm
@@ -179,43 +180,50 @@ GEMMA_3_4B = {
 
 @pytest.mark.parametrize(
     ("config", "caches", "layers"),
-    [
-        (LLAMA_8B, {"KVCache of Attention"}, {"rope_utils.Llama3RoPE"}),
-        (QWEN_HALF_B, {"KVCache of Attention"}, {"qwen2.Attention"}),
-        (
-            QWEN_30B_A3B,
-            {"KVCache of Attention"},
-            {"qwen3_moe.Qwen3MoeSparseMoeBlock norm_topk_prob"},
-        ),
-        (
-            GPT_OSS_20B,
-            {"KVCache of AttentionBlock", "RotatingKVCache of AttentionBlock window"},
-            {"rope_utils.YarnRoPE"},
-        ),
-        (
-            DEEPSEEK_V3,
-            {"KVCache of DeepseekV3Attention"},
-            {"deepseek_v3.DeepseekV3MLP", "deepseek_v3.DeepseekV3MoE"},
-        ),
-        (
-            QWEN_NEXT_80B,
-            {"ArraysCache of Qwen3NextGatedDeltaNet untrimmable"},
-            {"qwen3_next.Qwen3NextSparseMoeBlock norm_topk_prob", "qwen3_next.Qwen3NextAttention"},
-        ),
-        (
-            GEMMA_3_4B,
-            {"RotatingKVCache of Attention window", "KVCache of Attention"},
-            {"gemma3_text.Attention is_sliding", "gemma3_text.Attention"},
-        ),
-        (
-            GEMMA_3_4B["text_config"],
-            {"RotatingKVCache of Attention window", "KVCache of Attention"},
-            {
-                "gemma3_text.Model tie_word_embeddings"
-            },  # as mlx-lm ties it when it has no weights of an output
-        ),
-    ],
-    ids=["llama", "qwen2", "qwen3_moe", "gpt_oss", "deepseek_v3", "qwen3_next", "gemma3", "tied"],
+    sampled(
+        [
+            (LLAMA_8B, {"KVCache of Attention"}, {"rope_utils.Llama3RoPE"}),
+            (QWEN_HALF_B, {"KVCache of Attention"}, {"qwen2.Attention"}),
+            (
+                QWEN_30B_A3B,
+                {"KVCache of Attention"},
+                {"qwen3_moe.Qwen3MoeSparseMoeBlock norm_topk_prob"},
+            ),
+            (
+                GPT_OSS_20B,
+                {"KVCache of AttentionBlock", "RotatingKVCache of AttentionBlock window"},
+                {"rope_utils.YarnRoPE"},
+            ),
+            (
+                DEEPSEEK_V3,
+                {"KVCache of DeepseekV3Attention"},
+                {"deepseek_v3.DeepseekV3MLP", "deepseek_v3.DeepseekV3MoE"},
+            ),
+            (
+                QWEN_NEXT_80B,
+                {"ArraysCache of Qwen3NextGatedDeltaNet untrimmable"},
+                {
+                    "qwen3_next.Qwen3NextSparseMoeBlock norm_topk_prob",
+                    "qwen3_next.Qwen3NextAttention",
+                },
+            ),
+            (
+                GEMMA_3_4B,
+                {"RotatingKVCache of Attention window", "KVCache of Attention"},
+                {"gemma3_text.Attention is_sliding", "gemma3_text.Attention"},
+            ),
+            (
+                GEMMA_3_4B["text_config"],
+                {"RotatingKVCache of Attention window", "KVCache of Attention"},
+                {
+                    "gemma3_text.Model tie_word_embeddings"
+                },  # as mlx-lm ties it when it has no weights of an output
+            ),
+        ],
+        # Plain attention, windows, another attention, states and a configuration within another one.
+        ["llama", "gpt_oss", "deepseek_v3", "qwen3_next", "gemma3"],
+        ["llama", "qwen2", "qwen3_moe", "gpt_oss", "deepseek_v3", "qwen3_next", "gemma3", "tied"],
+    ),
 )
 def test_a_real_configuration_is_measured_small(
     config: dict[str, Any], caches: set[str], layers: set[str]
