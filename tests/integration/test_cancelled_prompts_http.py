@@ -50,7 +50,9 @@ def _anew(server: ServeProcess) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("is_operator", "is_streamed"), [(False, True), (True, False)], ids=["disconnect", "operator"]
+    ("is_operator", "is_streamed"),
+    [(False, True), pytest.param(True, False, marks=pytest.mark.long)],
+    ids=["disconnect", "operator"],
 )
 def test_a_cancelled_prompt_is_gone_on_with(
     server: ServeProcess, anew: Any, *, is_operator: bool, is_streamed: bool

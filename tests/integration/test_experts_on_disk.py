@@ -186,7 +186,8 @@ def test_deleted_checkpoint_is_served_on(copy: Path, expected: list[str]) -> Non
         assert [_text(one) for one in _answers(daemon.url)] == expected
 
 
-@pytest.mark.parametrize("fault", ["truncated", pytest.param("modified", marks=pytest.mark.long)])
+@pytest.mark.long  # every run has the failed read and the row that it costs, in unit/engine/experts
+@pytest.mark.parametrize("fault", ["truncated", "modified"])
 def test_damaged_checkpoint_fails_requests_and_not_the_daemon(
     copy: Path, expected: list[str], fault: str
 ) -> None:
@@ -209,7 +210,8 @@ def test_damaged_checkpoint_fails_requests_and_not_the_daemon(
 
 def test_streaming_without_experts_is_a_note(tmp_path: Path) -> None:
     """A model without experts is served from memory, and the log says that the setting has no effect."""
-    with ServeProcess(str(write_tiny_llama(tmp_path / "tiny")), "--streaming") as daemon:
+    model = str(write_tiny_llama(tmp_path / "tiny"))
+    with ServeProcess(model, "--streaming", _UNMEASURED) as daemon:
         (note,) = [one for one in daemon.events if one["event"] == "model.note"]
         assert "experts.resident_gb has no effect" in str(note["note"])
         assert httpx.get(f"{daemon.url}/v1/cache/stats").json()["expert_bank"] is None

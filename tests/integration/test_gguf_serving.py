@@ -76,6 +76,7 @@ def test_answers_in_batches_with_drafts_are_those_of_the_directory(
     _assert_same(_told(paths["file"], _BATCHED), batched)
 
 
+@pytest.mark.long  # test_quantised_kv_daemon.py has the format, the test above the file
 def test_answers_with_quantised_keys_and_values_are_those_of_the_directory(
     paths: dict[str, Path],
 ) -> None:

@@ -182,7 +182,8 @@ class _Load:
             assert not thread.is_alive(), "a dead daemon gives no answer"
 
 
-@pytest.mark.parametrize("trials", [4, pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.long  # test_block_files_crash.py kills writers in every run
+@pytest.mark.parametrize("trials", [4, 200])
 def test_killed_daemon_leaves_blocks_that_answer_rightly(
     site: Site, blocks: Path, trials: int
 ) -> None:
@@ -244,13 +245,9 @@ def _swapped(files: list[Path]) -> None:
         one.write_bytes(content)
 
 
+@pytest.mark.long  # every run damages files of the tier, in unit/engine/prefix_blocks/test_disk_tier.py
 @pytest.mark.parametrize(
-    ("damage", "runs"),
-    [
-        pytest.param(_truncated, False, marks=pytest.mark.long),
-        (_flipped, False),
-        pytest.param(_swapped, True, marks=pytest.mark.long),
-    ],
+    ("damage", "runs"), [(_truncated, False), (_flipped, False), (_swapped, True)]
 )
 def test_damaged_blocks_are_counted_and_never_answered(
     site: Site,
@@ -281,6 +278,7 @@ def test_damaged_blocks_are_counted_and_never_answered(
         assert stats(daemon.url)["disk"]["damaged"] == 0
 
 
+@pytest.mark.long  # every run deletes files of the tier, in test_disk_tier.py
 def test_daemon_goes_on_when_its_files_are_deleted(site: Site, written: Path, blocks: Path) -> None:
     """An operator may delete all files while the daemon runs, which costs their computation."""
     texts = TEXTS[:4]
@@ -310,6 +308,7 @@ def test_blocks_of_another_model_are_not_found(site: Site, blocks: Path, tmp_pat
         assert answer.cached_tokens == answer.prompt_tokens - 1, "it is still there"
 
 
+@pytest.mark.long  # test_directory.py has the lock in every run, and that the end of its process frees it
 def test_second_daemon_on_a_directory_is_refused(site: Site, blocks: Path) -> None:
     """The message names the setting, the directory and the remedy; the first daemon goes on."""
     with site.parent.running(str(site.model), "--cache-disk-dir", str(blocks)) as daemon:
@@ -350,6 +349,7 @@ def test_full_disk_costs_only_unwritten_blocks(site: Site, blocks: Path) -> None
         assert stats(daemon.url)["disk"]["damaged"] == 0
 
 
+@pytest.mark.long  # every run has the budget of the pool, in unit/scheduler/test_block_pool.py
 def test_files_never_exceed_the_disk_budget(site: Site, blocks: Path) -> None:
     """They are counted after every few answers, and with a smaller budget at the next start.
 

@@ -46,6 +46,7 @@ def hosts() -> Iterator[tuple[str, str]]:
         yield names
 
 
+@pytest.mark.long  # test_gguf_serving.py has a daemon of two ranks in every run, without addresses of their own
 def test_ranks_with_addresses_of_their_own_serve_and_end_together(
     hosts: tuple[str, str], tmp_path: Path
 ) -> None:

@@ -38,7 +38,7 @@ _BUDGET_GB = 0.36
 
 _TURN_S = 5
 _SHORT_TURN_S = 2
-"""Of every run, in which a model has less time to take turns in."""
+"""Of few seconds, in which a model has less time to take turns in."""
 
 _CONFIG = """
 [models]
@@ -273,7 +273,7 @@ def _send(url: str, question: _Question, kind: str) -> tuple[str, ...] | None:
 @pytest.mark.parametrize(
     ("requests", "duration_s", "look_s", "kill_interval_s"),
     [
-        (16, 5.0, 0.2, None),
+        (8, 3.0, 0.2, None),
         pytest.param(24, 12.0, 0.5, None, marks=pytest.mark.long),
         pytest.param(60, 60.0, 0.5, 20.0, marks=pytest.mark.long),
         pytest.param(600, 600.0, 0.5, None, marks=pytest.mark.long),
@@ -326,11 +326,9 @@ def test_no_answer_is_cut_and_each_is_its_models_own(
         assert text in {None, expected[question]}
 
 
+@pytest.mark.long  # every run has it of the rules, in property/test_model_turns.py
 @pytest.mark.usefixtures("embedded_model_path")
-@pytest.mark.parametrize(
-    ("duration_s", "turn_s"),
-    [(5.0, _SHORT_TURN_S), pytest.param(300.0, _TURN_S, marks=pytest.mark.long)],
-)
+@pytest.mark.parametrize(("duration_s", "turn_s"), [(5.0, _SHORT_TURN_S), (300.0, _TURN_S)])
 def test_no_model_waits_longer_than_a_turn_and_one_load_of_another(
     config: Callable[[int], Path], duration_s: float, turn_s: int
 ) -> None:
