@@ -47,7 +47,7 @@ def _asked(name: str, number: int) -> Asked:
 @pytest.mark.usefixtures("embedded_model_path")
 @pytest.mark.parametrize(
     ("adapters", "max_loaded", "requests", "kills"),
-    [(3, 1, 16, 1), pytest.param(100, 8, 2000, 5, marks=pytest.mark.long)],
+    [(3, 2, 16, 1), pytest.param(100, 8, 2000, 5, marks=pytest.mark.long)],
 )
 def test_each_answer_is_its_adapters_own(
     tmp_path: Path, adapters: int, max_loaded: int, requests: int, kills: int

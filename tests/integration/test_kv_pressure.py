@@ -48,7 +48,7 @@ _FLAGS: dict[str, object] = {
     "limits.queue_timeout_s": 3600,
 }
 _LETTERS = "etaoin shrdlu,.ETAOINSHRDLU0123456789"
-_FITTING = 24
+_FITTING = 40
 _NEVER = 4
 
 

@@ -350,8 +350,7 @@ class _Watch:
                 self.readings.append((prefix["bytes"], prefix["limit_bytes"]))
 
 
-@pytest.mark.long  # every run has the limit of the pool, in unit/scheduler/test_block_pool.py
-@pytest.mark.parametrize("prompts", [7, 40])
+@pytest.mark.parametrize("prompts", [7, pytest.param(40, marks=pytest.mark.long)])
 def test_tiny_memory_limit_is_kept(parent: DaemonParent, tmp_path: Path, prompts: int) -> None:
     """At every look, with memory that the system counts; a smaller one evicts at once, none keeps none."""
     # 49 kB a token, like a model of 135 million parameters.

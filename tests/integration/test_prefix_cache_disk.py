@@ -182,8 +182,7 @@ class _Load:
             assert not thread.is_alive(), "a dead daemon gives no answer"
 
 
-@pytest.mark.long  # test_block_files_crash.py kills writers in every run
-@pytest.mark.parametrize("trials", [4, 200])
+@pytest.mark.parametrize("trials", [4, pytest.param(200, marks=pytest.mark.long)])
 def test_killed_daemon_leaves_blocks_that_answer_rightly(
     site: Site, blocks: Path, trials: int
 ) -> None:
