@@ -27,10 +27,6 @@ _DRAIN_S = 2.0
 """The time that requests may take after their test is over; then they are ended."""
 
 
-_MAX_TOKENS = 256
-"""Of a request that names no limit: the fake engine says 2,048 tokens in 0.35 s of processor time."""
-
-
 class RunningDaemon:
     """A context manager: inside it the daemon is ready at ``url``."""
 
@@ -54,12 +50,7 @@ class RunningDaemon:
         self._sources = SettingsSources(
             config_path,
             environ or {},
-            {
-                "server.port": 0,
-                "admin.listen": "off",
-                "limits.max_tokens_default": _MAX_TOKENS,
-                **(flags or {}),
-            },
+            {"server.port": 0, "admin.listen": "off", **(flags or {})},
         )
         self._loaded = self._sources.load()
         self._wait_until_ready = wait_until_ready
