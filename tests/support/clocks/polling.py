@@ -15,7 +15,7 @@ what a quiet one needs. Tests name no other number of seconds to wait (docs/test
 """
 
 _INTERVAL_S = 0.005
-_MAX_INTERVAL_S = 0.05
+_MAX_INTERVAL_S = 0.02
 _SHARE = 1 / 20
 """Of the time waited so far: a look is often a request to a daemon that is starting, and needs the processor itself."""
 

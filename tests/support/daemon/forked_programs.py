@@ -382,6 +382,7 @@ def _have_parent() -> None:
     channel, other = socket.socketpair()
     if os.fork() == 0:
         channel.close()
+        _prctl(_SET_NAME, b"machd-parent")  # not an engine's, when it outlives one
         for number in (0, 1, 2):
             os.dup2(os.open(os.devnull, os.O_RDWR), number)
         # No program of its own keeps open what this one was given: another process waits for its end.

@@ -57,7 +57,9 @@ def test_sockets_made_at_the_same_time_leave_the_processs_mask_alone(folder: Pat
     for maker in makers:
         maker.start()
     modes = set()
-    while any(maker.is_alive() for maker in makers):
+    are_made = False
+    while not are_made:
+        are_made = not any(maker.is_alive() for maker in makers)
         (folder / "made").mkdir(mode=0o700)
         modes.add(stat.S_IMODE((folder / "made").stat().st_mode))
         (folder / "made").rmdir()

@@ -145,7 +145,8 @@ def test_a_closed_renderer_leaves_no_process() -> None:
     closed, dropped = TemplateRenderer(PATIENT), TemplateRenderer(PATIENT)
     for one in (closed, dropped):
         one.start()
-    assert len({child.pid for child in _children()} - before) == 2
+    # A process that was forked has its name a moment later.
+    wait_until(lambda: len({child.pid for child in _children()} - before) == 2, "both are there")
     closed.close()
     closed.close()
     del one, dropped
