@@ -322,6 +322,9 @@ def _fork(channel: socket.socket, order: dict[str, Any], descriptors: Sequence[i
     between = os.fork()
     if between == 0:
         between = os.getpid()
+        _prctl(
+            _SET_NAME, _NAMES.get(order["module"], "machd").encode()
+        )  # the program's from its birth
         process_id = os.fork()
         if process_id:
             os.write(write_end, process_id.to_bytes(4))
@@ -358,7 +361,6 @@ def _become(order: dict[str, Any], descriptors: Sequence[int]) -> NoReturn:
     os.environ.update(order["environ"])
     os.chdir(order["folder"])
     sys.argv[:] = order["arguments"]
-    _prctl(_SET_NAME, _NAMES.get(order["module"], "machd").encode())
     if order["module"] in _PARENTS and order["kind"] != "model":
         _have_parent()
     code = _run_main(order["module"])
