@@ -322,9 +322,8 @@ def _fork(channel: socket.socket, order: dict[str, Any], descriptors: Sequence[i
     between = os.fork()
     if between == 0:
         between = os.getpid()
-        _prctl(
-            _SET_NAME, _NAMES.get(order["module"], "machd").encode()
-        )  # the program's from its birth
+        # The program's name, from its birth.
+        _prctl(_SET_NAME, _NAMES.get(order["module"], "machd").encode())
         process_id = os.fork()
         if process_id:
             os.write(write_end, process_id.to_bytes(4))
