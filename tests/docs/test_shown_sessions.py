@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from support.clocks.polling import CEILING_S
-from support.daemon.forked_programs import forked_in_shells
+from support.daemon.forked_shells import forked_in_shells
 from support.daemon.serve_process import ServeProcess
 from support.programs.checkout import Checkout, text_on_terminal
 from support.programs.shown_sessions import Session, Terminal, fenced_blocks, is_as_shown, sessions

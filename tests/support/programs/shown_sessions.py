@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from support.clocks.polling import CEILING_S
-from support.daemon.forked_programs import forked_in_shells
+from support.daemon.forked_shells import forked_in_shells
 
 _FENCE = re.compile(r"^( *)```([\w-]*)[^\n]*\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
 _NOT_RUN = re.compile(r"<!-- not run: ([^>]+?) -->\s*\Z")
