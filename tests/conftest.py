@@ -98,8 +98,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(tryfirst=True)  # before others have left some out
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests of other shares."""
+    """Leave out the tests of other shares; refuse to leave out what is no test, which would run under another name."""
+    unknown = [
+        name
+        for name in config.getoption("deselect") or ()
+        if not any(one.nodeid.startswith(name) for one in items)
+    ]
+    if unknown:
+        raise pytest.UsageError(f"--deselect names no test: {', '.join(unknown)}")
     share: str | None = config.getoption("--share")
     if share is None:
         return

@@ -39,7 +39,10 @@ def _engine(server: ServeProcess) -> psutil.Process:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("kills", "streams", "whole", "longest_tokens"),
-    [(2, 1, 4, 45), pytest.param(50, 2, 8, 90, marks=pytest.mark.long)],
+    [
+        pytest.param(2, 1, 4, 45, id="2"),
+        pytest.param(50, 2, 8, 90, id="50", marks=pytest.mark.long),
+    ],
 )
 def test_answers_are_those_of_a_daemon_left_alone_when_its_engine_process_is_killed(
     server: ServeProcess, kills: int, streams: int, whole: int, longest_tokens: int

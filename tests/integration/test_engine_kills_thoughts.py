@@ -25,7 +25,9 @@ def _server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
 
 @pytest.mark.long  # contract/test_resumed_rows.py resumes thoughts in every run, test_engine_kills.py kills processes
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(("kills", "streams", "longest_tokens"), [(1, 1, 120), (16, 2, 240)])
+@pytest.mark.parametrize(
+    ("kills", "streams", "longest_tokens"), [(1, 1, 120), (16, 2, 240)], ids=["1", "16"]
+)
 def test_thoughts_and_what_follows_are_those_of_a_daemon_left_alone(
     server: ServeProcess, kills: int, streams: int, longest_tokens: int
 ) -> None:

@@ -46,7 +46,9 @@ def _png(seed: int, *, side: int = 252) -> bytes:
 @pytest.mark.long  # the test below has images in every run, test_engine_kills.py the dialects
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    ("kills", "streams", "whole", "longest_tokens"), [(1, 1, 3, 80), (16, 2, 7, 160)]
+    ("kills", "streams", "whole", "longest_tokens"),
+    [(1, 1, 3, 80), (16, 2, 7, 160)],
+    ids=["1", "16"],
 )
 def test_answers_to_images_are_those_of_a_daemon_left_alone(
     server: ServeProcess, kills: int, streams: int, whole: int, longest_tokens: int

@@ -279,6 +279,7 @@ def _send(url: str, question: _Question, kind: str) -> tuple[str, ...] | None:
         pytest.param(600, 600.0, 0.5, None, marks=pytest.mark.long),
         pytest.param(600, 600.0, 0.5, 20.0, marks=pytest.mark.long),
     ],
+    ids=["8", "24", "60-killed", "600", "600-killed"],
 )
 def test_no_answer_is_cut_and_each_is_its_models_own(
     config: Callable[[int], Path],
