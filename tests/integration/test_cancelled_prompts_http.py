@@ -14,7 +14,7 @@ from support.daemon.serve_process import ServeProcess
 _TOKEN = "an-operator-of-the-test-0123456789"
 _OPERATOR = {"Authorization": f"Bearer {_TOKEN}"}
 _CHUNK_TOKENS = 32
-_PROMPT = [1000 + at * 7 % 20_000 for at in range(900)]
+_PROMPT = [1000 + at * 7 % 20_000 for at in range(1200)]
 _AT_LEAST = 0.4
 """Share of the prompt that is computed when it is cancelled: a busy machine notices that late."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -24,9 +23,7 @@ _ROUNDING = 1e-4
 @pytest.fixture(name="paths", scope="module")
 def _paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A tiny llama as a GGUF file and as a directory, under one name."""
-    (llama,) = (one for one in every_rules() if one.title == "llama")
-    # Room for an answer in whose middle a rank dies.
-    rules = replace(llama, config={**llama.config, "max_position_embeddings": 8192})
+    (rules,) = (one for one in every_rules() if one.title == "llama")
     directory = tmp_path_factory.mktemp("written")
     written = write_gguf_checkpoint(directory, rules)
     file, layout = directory / f"{_NAME}.gguf", directory / _NAME
@@ -85,17 +82,13 @@ def test_answers_with_quantised_keys_and_values_are_those_of_the_directory(
     _assert_same(_told(paths["file"], options), _told(paths["directory"], options))
 
 
-def test_two_ranks_answer_as_one_process_does_until_one_dies(
+def test_two_ranks_answer_as_one_process_does(
     paths: dict[str, Path], batched: list[Answer], tmp_path: Path
 ) -> None:
-    """Each takes its half of a file's tensors; rank 0 then answers what is open, and ends with code 70 for a supervisor."""
+    """Each rank takes its half of a file's tensors."""
     log, daemon = tmp_path / "log", RanksDaemon(paths["file"])
     with launched(2, [*daemon.arguments, *_FLOAT32], log=log) as launcher:
         daemon.wait_until_ready(launcher, log)
         capabilities = httpx.get(f"{daemon.url}/v1/capabilities").json()
         assert capabilities["distributed"]["ranks"] == 2
         _assert_same(_answers(daemon.url), batched)
-        rest = daemon.lose_rank(1, launcher)
-
-    assert "engine_fault" in rest
-    assert "rank 0 exited with code 70" in log.read_text()

@@ -231,7 +231,6 @@ def test_a_daemon_of_two_ranks_serves_and_stops_in_order(checkpoint: Path, tmp_p
     assert "exited with code" not in printed
 
 
-@pytest.mark.long  # every run has it behind the answers of a GGUF file, in test_gguf_serving
 def test_requests_get_an_error_when_a_rank_dies(checkpoint: Path, tmp_path: Path) -> None:
     """Rank 0 answers what is open and ends with code 70, so a supervisor can start all of them again."""
     daemon, log = RanksDaemon(checkpoint), tmp_path / "log"

@@ -262,10 +262,15 @@ class GenerationResponse:
         match phase_of(self._generation, snapshot.prefilled_tokens, snapshot):
             case "waiting":
                 return "waiting"
-            case "prefill":
+            case "prefill" if self._is_counted(snapshot):
                 return str(self._prefill(snapshot))
+            case "prefill":
+                return ""  # what ended it is on its way
             case "decode":
                 return ""
+
+    def _is_counted(self, snapshot: LoopSnapshot) -> bool:
+        return any(one in snapshot.prefilled_tokens for one in self._generation.open_sequences)
 
     def _frames(self, deltas: Iterable[ChoiceDelta]) -> bytes:
         return b"".join(self._dialect.push(delta) for delta in deltas)
