@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -80,3 +81,12 @@ def test_program_with_other_variables_of_the_interpreter_is_started() -> None:
         assert "--version" in psutil.Process(process.pid).cmdline()
         process.communicate(timeout=CEILING_S)
     assert process.returncode == 0
+
+
+def test_forked_program_leads_its_session_by_the_time_that_its_id_is_known() -> None:
+    """What kills the group of a program that has just begun kills it, instead of finding no such group."""
+    for _ in range(10):
+        with ForkedProgram(
+            [*_MACHD, "--version"], start_new_session=True, stdout=subprocess.DEVNULL
+        ) as process:
+            assert os.getsid(process.pid) == os.getpgid(process.pid) == process.pid

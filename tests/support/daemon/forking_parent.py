@@ -76,15 +76,20 @@ def _fork(channel: socket.socket, order: dict[str, Any], descriptors: Sequence[i
         between = os.getpid()
         # The program's name, from its birth.
         set_process_name(PROCESS_NAMES.get(order["module"], "machd"))
-        process_id = os.fork()
-        if process_id:
-            os.write(write_end, process_id.to_bytes(4))
-            os._exit(0)
-        for one in (read_end, write_end):
-            os.close(one)
+        try:
+            if os.fork():
+                os._exit(0)
+        except OSError:
+            os._exit(1)
         channel.close()
         while os.getppid() == between:  # a program remembers its parent, and ends with it
             time.sleep(0.001)
+        if order["starts_session"]:
+            os.setsid()
+        # Whoever has its id may kill its group.
+        os.write(write_end, os.getpid().to_bytes(4))
+        for one in (read_end, write_end):
+            os.close(one)
         _become(order, descriptors)
     os.waitpid(between, 0)
     os.close(write_end)
@@ -104,8 +109,6 @@ def _become(order: dict[str, Any], descriptors: Sequence[int]) -> NoReturn:
     for one, number in zip(high, numbers, strict=True):
         os.dup2(one, number)
         os.close(one)
-    if order["starts_session"]:
-        os.setsid()
     if order["max_file_bytes"] is not None:
         limit_files(order["max_file_bytes"])
     os.environ.clear()

@@ -15,6 +15,9 @@ from machd.heap import trim_heap
 _ROOT = Path("/")
 _STATM = Path("/proc/self/statm")
 
+_NO_LIMIT_BYTES = 1 << 62
+"""Version 1 of control groups has no word for no limit: it says the largest number of whole pages, which is more than this."""
+
 
 def backend_name() -> str:
     """``cpu``, ``metal`` or ``cuda``: what mlx's default device is."""
@@ -133,15 +136,18 @@ def _control_group_bytes(root: Path = _ROOT) -> int | None:
 
 
 def _limit_bytes(group: Path) -> int | None:
-    """The group's own limit; None where it has none. Version 1 spells that as more than any machine has."""
-    return _number(group_text(group, "memory.max", "memory.limit_in_bytes"))
+    """The group's own limit; None where it has none."""
+    limit_bytes = _number(group_text(group, "memory.max", "memory.limit_in_bytes"))
+    return None if limit_bytes is not None and limit_bytes >= _NO_LIMIT_BYTES else limit_bytes
 
 
 def _group_bytes(group: Path) -> int | None:
     """Limit less use, where file pages that the kernel can drop do not count as use."""
     limit_bytes = _limit_bytes(group)
+    if limit_bytes is None:
+        return None
     used_bytes = _number(group_text(group, "memory.current", "memory.usage_in_bytes"))
-    if limit_bytes is None or used_bytes is None:
+    if used_bytes is None:
         return None
     lines = (group_text(group, "memory.stat") or "").splitlines()
     facts = dict(line.split(" ", 1) for line in lines if " " in line)
