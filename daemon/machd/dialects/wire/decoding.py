@@ -83,7 +83,8 @@ def unknown_fields(body: bytes, type_: type[Struct]) -> tuple[str, ...]:
         InvalidRequestError: The body is not a JSON object; not after :func:`decode_body`
             accepted it.
     """
-    known = {field.encode_name for field in msgspec.structs.fields(type_)}
+    # Not by ``structs.fields``, which reads the annotations of the type again: two milliseconds for a chat.
+    known = frozenset(type_.__struct_encode_fields__)
     names = {
         name if _LOGGABLE_NAME.fullmatch(name) else _UNLOGGABLE
         for name in decode_body(body, dict[str, Raw])
