@@ -11,7 +11,7 @@ from support.checkpoints.gguf_checkpoint import write_gguf_checkpoint
 from support.checkpoints.gguf_rules import every_rules
 from support.clients.cached_answers import Answer, Asked, ask
 from support.daemon.serve_process import ServeProcess
-from support.ranks.launched_ranks import launched
+from support.ranks.forked_ranks import forked_ranks
 from support.ranks.ranks_daemon import RanksDaemon
 
 _FLOAT32 = ("--model-dtype", "float32")
@@ -87,8 +87,9 @@ def test_two_ranks_answer_as_one_process_does(
 ) -> None:
     """Each rank takes its half of a file's tensors."""
     log, daemon = tmp_path / "log", RanksDaemon(paths["file"])
-    with launched(2, [*daemon.arguments, *_FLOAT32], log=log) as launcher:
-        daemon.wait_until_ready(launcher, log)
+    arguments = [*daemon.machd_arguments, *_FLOAT32]
+    with forked_ranks(2, "machd", arguments, log=log) as ranks:
+        daemon.wait_until_ready(ranks, log)
         capabilities = httpx.get(f"{daemon.url}/v1/capabilities").json()
         assert capabilities["distributed"]["ranks"] == 2
         _assert_same(_answers(daemon.url), batched)

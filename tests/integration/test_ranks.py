@@ -11,6 +11,7 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
@@ -19,10 +20,11 @@ from support.checkpoints.tiny_checkpoint import write_tiny_llama
 from support.clocks.polling import CEILING_S, wait_until
 from support.daemon.scraping import read_page
 from support.daemon.serve_process import ServeProcess
+from support.ranks.forked_ranks import forked_ranks
 from support.ranks.launched_ranks import free_ports, launched, rank_command, rank_pids
 from support.ranks.ranks_daemon import RanksDaemon
 
-_COMPARED = ("-m", "support.ranks.compared_rows")
+_COMPARED = "support.ranks.compared_rows"
 _LOADING = ("-m", "support.ranks.loading_ranks")
 _READING = ("-m", "support.ranks.reading_ranks")
 _FLOAT32 = ("--model-dtype", "float32")
@@ -36,7 +38,17 @@ def _compared(
     ranks: int, mode: str, faults: str, variant: str, ways: str = "some"
 ) -> tuple[list[dict[str, Any]], str]:
     """Return what rank 0 found under each fault, as far as they got, and what all ranks printed besides."""
-    return _printed(ranks, [*_COMPARED, mode, faults, ways, variant])
+    with TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        with forked_ranks(ranks, _COMPARED, [mode, faults, ways, variant], log=log) as running:
+            running.wait()
+        printed = log.read_text()
+    return _lines(printed), printed
+
+
+def _lines(printed: str) -> list[dict[str, Any]]:
+    """Return the lines of JSON among what was printed."""
+    return [json.loads(one) for one in printed.splitlines() if one.startswith("{")]
 
 
 def _printed(ranks: int, arguments: list[str]) -> tuple[list[dict[str, Any]], str]:
@@ -49,8 +61,7 @@ def _printed(ranks: int, arguments: list[str]) -> tuple[list[dict[str, Any]], st
         timeout=CEILING_S,
         check=False,
     )
-    lines = [json.loads(one) for one in ended.stdout.splitlines() if one.startswith("{")]
-    return lines, ended.stdout + ended.stderr
+    return _lines(ended.stdout), ended.stdout + ended.stderr
 
 
 @pytest.mark.parametrize(
@@ -234,9 +245,25 @@ def test_a_daemon_of_two_ranks_serves_and_stops_in_order(checkpoint: Path, tmp_p
 def test_requests_get_an_error_when_a_rank_dies(checkpoint: Path, tmp_path: Path) -> None:
     """Rank 0 answers what is open and ends with code 70, so a supervisor can start all of them again."""
     daemon, log = RanksDaemon(checkpoint), tmp_path / "log"
+    with forked_ranks(2, "machd", daemon.machd_arguments, log=log) as ranks:
+        daemon.wait_until_ready(ranks, log)
+        rest = daemon.lose_rank(ranks.pids[1])
+        codes = ranks.wait()
+
+    assert "engine_fault" in rest
+    assert codes == [70, -signal.SIGKILL]
+
+
+@pytest.mark.long
+def test_requests_get_an_error_when_a_rank_dies_that_mlx_launch_started(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    """mlx.launch stops rank 0 as soon as it has seen the other one's end, which spoils neither answer nor code."""
+    daemon, log = RanksDaemon(checkpoint), tmp_path / "log"
     with launched(2, daemon.arguments, log=log) as launcher:
         daemon.wait_until_ready(launcher, log)
-        rest = daemon.lose_rank(1, launcher)
+        rest = daemon.lose_rank(rank_pids(launcher)[1])
+        launcher.wait(CEILING_S)
 
     assert "engine_fault" in rest
     assert "rank 0 exited with code 70" in log.read_text()

@@ -36,6 +36,7 @@ PROGRAMS = {
     "support.daemon.service_daemon": "support.daemon.service_daemon",
     "support.daemon.stopped_while_binding": "support.daemon.stopped_while_binding",
     "support.daemon.forking_parent": "support.daemon.forking_parent",
+    "support.ranks.compared_rows": "support.ranks.compared_rows",
     "unit.probes.fake_encoder_worker": "unit.probes.fake_encoder_worker",
     "unit.probes.fake_vision_worker": "unit.probes.fake_vision_worker",
     "unit.probes.fake_worker": "unit.probes.fake_worker",
@@ -62,6 +63,9 @@ _READ_AT_IMPORT = ("PYTHON", "LD_")
 
 _READ_BY_LIBRARIES = ("HF_", "MLX_")
 """The same of libraries, which ``machd model`` imports when it knows its arguments."""
+
+_READ_BY_RANKS = {"MLX_RANK", "MLX_HOSTFILE"}
+"""Variables that mlx reads when a rank joins its group."""
 
 _WITHOUT_MLX = {
     "machd.engine.grammar.grammar_child",
@@ -153,7 +157,11 @@ def _read_by(module: str, kind: str) -> tuple[str, ...]:
 
 
 def _named(environ: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:
-    return {name: value for name, value in environ.items() if name.startswith(names)}
+    return {
+        name: value
+        for name, value in environ.items()
+        if name.startswith(names) and name not in _READ_BY_RANKS
+    }
 
 
 _FIRST_ENVIRON = dict(os.environ)

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from pathlib import Path
+from typing import Protocol
 
 import httpx
 
 from support.clocks.polling import CEILING_S, wait_until
-from support.ranks.launched_ranks import free_ports, rank_pids
+from support.ranks.launched_ranks import free_ports
+
+
+class Ranks(Protocol):
+    """Running ranks, or what has launched them."""
+
+    def poll(self) -> int | None:
+        """Return an exit code as soon as one of them has ended."""
 
 
 class RanksDaemon:
@@ -20,11 +27,12 @@ class RanksDaemon:
         """Choose free ports; nothing runs yet."""
         self.port, self.admin_port = free_ports(1), free_ports(1)
         self.url = f"http://127.0.0.1:{self.port}"
-        self.arguments = [
-            *("-m", "machd", "serve", str(checkpoint), "--port", str(self.port)),
+        self.machd_arguments = [
+            *("serve", str(checkpoint), "--port", str(self.port)),
             *("--admin-listen", f"127.0.0.1:{self.admin_port}", "--probe-on-start", "off"),
             *("--continuous-batching-enabled",),
         ]
+        self.arguments = ["-m", "machd", *self.machd_arguments]
 
     @property
     def is_ready(self) -> bool:
@@ -34,18 +42,18 @@ class RanksDaemon:
         except httpx.HTTPError:
             return False
 
-    def wait_until_ready(self, launcher: subprocess.Popen[bytes], log: Path) -> None:
+    def wait_until_ready(self, ranks: Ranks, log: Path) -> None:
         """Wait until rank 0 takes requests.
 
         Raises:
             AssertionError: The ranks ended before, or are not ready in time. It says what they logged.
         """
         wait_until(
-            lambda: launcher.poll() is not None or self.is_ready,
+            lambda: ranks.poll() is not None or self.is_ready,
             "the daemon is ready",
             seen=log.read_text,
         )
-        assert launcher.poll() is None, f"the ranks ended before they were ready: {log.read_text()}"
+        assert ranks.poll() is None, f"the ranks ended before they were ready: {log.read_text()}"
 
     @property
     def live_status(self) -> int | None:
@@ -60,16 +68,14 @@ class RanksDaemon:
         body = self.body(max_tokens=max_tokens)
         return httpx.post(f"{self.url}/v1/completions", json=body, timeout=CEILING_S)
 
-    def lose_rank(self, rank: int, launcher: subprocess.Popen[bytes]) -> str:
-        """Kill a rank in the middle of a stream, wait until all ranks have ended, and return the stream's rest."""
+    def lose_rank(self, rank_pid: int) -> str:
+        """Kill a rank in the middle of a stream; returns the stream's rest."""
         url, body = f"{self.url}/v1/completions", self.body(max_tokens=8000)
         with httpx.stream("POST", url, json={**body, "stream": True}, timeout=CEILING_S) as answer:
             lines = answer.iter_lines()
             next(lines)
-            os.kill(rank_pids(launcher)[rank], signal.SIGKILL)
-            rest = "".join(lines)
-        launcher.wait(CEILING_S)
-        return rest
+            os.kill(rank_pid, signal.SIGKILL)
+            return "".join(lines)
 
     @staticmethod
     def body(*, max_tokens: int) -> dict[str, object]:
