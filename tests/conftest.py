@@ -17,6 +17,8 @@ import pytest
 from httpx import _config as httpx_config
 from httpx._transports import default as httpx_transports
 from hypothesis import HealthCheck, settings
+from litestar._signature import model as litestar_models
+from litestar._signature.model import SignatureModel
 from litestar.utils import signature as litestar_signature
 from litestar.utils.signature import ParsedSignature
 from support.clocks.polling import CEILING_S
@@ -68,6 +70,8 @@ for _phase in ("connect", "read", "write", "pool"):
 
 _parsed_signature = ParsedSignature.from_fn
 _parsed_signatures: dict[tuple[CodeType, frozenset[str]], ParsedSignature] = {}
+_signature_model = SignatureModel.create
+_signature_models: dict[tuple[int, frozenset[str]], type[SignatureModel]] = {}
 
 
 def _parsed_once(function: Callable[..., object], namespace: dict[str, Any]) -> ParsedSignature:
@@ -77,8 +81,20 @@ def _parsed_once(function: Callable[..., object], namespace: dict[str, Any]) -> 
     return _parsed_signatures[key]
 
 
-# All daemons have the same handlers, and each would read their annotations again: a third of a start.
+def _modelled_once(
+    dependency_name_set: set[str], parsed_signature: ParsedSignature, **others: Any
+) -> type[SignatureModel]:
+    key = id(parsed_signature), frozenset(dependency_name_set)  # it is kept, so that no other one has its id
+    if key not in _signature_models:
+        _signature_models[key] = _signature_model(
+            dependency_name_set=dependency_name_set, parsed_signature=parsed_signature, **others
+        )
+    return _signature_models[key]
+
+
+# All daemons have the same handlers, and each would read their annotations again: half of a start.
 vars(litestar_signature)["ParsedSignature"].from_fn = _parsed_once
+vars(litestar_models)["SignatureModel"].create = _modelled_once
 
 # No test speaks TLS, and each client reads all of the system's certificates for it: 22 ms of processor time.
 vars(httpx_transports)["create_ssl_context"] = cache(httpx_config.create_ssl_context)

@@ -6,6 +6,7 @@ import importlib.util
 import shlex
 import shutil
 import sys
+from functools import cache
 from importlib.metadata import PackageNotFoundError, requires
 from importlib.metadata import version as distribution_version
 from pathlib import Path
@@ -14,6 +15,7 @@ _CHECKOUT = Path(__file__).resolve().parents[2]
 _SETUP = _CHECKOUT / "scripts" / "setup"
 
 
+@cache
 def installed_version(distribution: str) -> str | None:
     """The version of a distribution, which is not imported; None where it is not installed."""
     try:

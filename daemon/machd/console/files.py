@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
@@ -34,8 +35,9 @@ class PageFile:
     etag: str
 
 
+@cache
 def read_files(*folders: str) -> Mapping[str, PageFile]:
-    """Read the files of folders, by their path below :data:`FILES`, such as ``shared/base.css``."""
+    """Read the files of folders, once a process, by their path below :data:`FILES`, such as ``shared/base.css``."""
     found: dict[str, PageFile] = {}
     for folder in folders:
         for path in sorted((FILES / folder).rglob("*")):
