@@ -23,10 +23,14 @@ from litestar.utils import signature as litestar_signature
 from litestar.utils.signature import ParsedSignature
 from support.clocks.polling import CEILING_S
 from support.daemon.daemon_reports import daemon_reports
+from support.file_scheduling import FileScheduling
 
 from machd.engine.backend.blas import choose_blas
 
 if TYPE_CHECKING:
+    from xdist.remote import Producer
+    from xdist.scheduler.loadscope import LoadScopeScheduling
+
     from machd.engine.loading.loader import LoadedModel  # imports mlx, which comes after the BLAS
 
 # The tests of one worker leave the other cores to the other workers. A second BLAS thread would spin
@@ -63,6 +67,9 @@ settings.load_profile("machd")
 
 fork_programs()
 
+# A tenth of a run went into looking for cycles of what lives on.
+gc.set_threshold(50_000, 20, 20)
+
 # httpx's own five seconds would judge how busy the machine is.
 for _phase in ("connect", "read", "write", "pool"):
     setattr(httpx_config.DEFAULT_TIMEOUT_CONFIG, _phase, CEILING_S)
@@ -84,7 +91,10 @@ def _parsed_once(function: Callable[..., object], namespace: dict[str, Any]) -> 
 def _modelled_once(
     dependency_name_set: set[str], parsed_signature: ParsedSignature, **others: Any
 ) -> type[SignatureModel]:
-    key = id(parsed_signature), frozenset(dependency_name_set)  # it is kept, so that no other one has its id
+    key = (
+        id(parsed_signature),
+        frozenset(dependency_name_set),
+    )  # it is kept, so that no other one has its id
     if key not in _signature_models:
         _signature_models[key] = _signature_model(
             dependency_name_set=dependency_name_set, parsed_signature=parsed_signature, **others
@@ -103,6 +113,11 @@ vars(httpx_transports)["create_ssl_context"] = cache(httpx_config.create_ssl_con
 def pytest_xdist_auto_num_workers() -> int:
     """Two workers for each core, for most of a test's time waits for another process; memory is for eight."""
     return min(8, 2 * (os.cpu_count() or 1))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling | None:
+    """Return a cheaper scheduler than xdist's where it would take its own for files."""
+    return FileScheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -147,8 +162,6 @@ def pytest_collection_finish() -> None:
     """Keep the tests themselves, a million objects, out of each garbage collection that a test asks for: 0.5 s."""
     gc.collect()
     gc.freeze()
-    # A tenth of a run went into looking for cycles of what lives on.
-    gc.set_threshold(50_000, 20, 20)
 
 
 @pytest.hookimpl(wrapper=True)
