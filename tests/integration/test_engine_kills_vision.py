@@ -22,7 +22,7 @@ from support.daemon.serve_process import ServeProcess
 from machd.user_directories import user_cache_directory
 from machd_probes.vision_families.checkpoint import write_family
 
-_MAX_PIXELS = 600_000
+_MAX_PIXELS = 300_000
 """Many more than the family's checkpoint has, so that the tiny model encodes for a while."""
 
 

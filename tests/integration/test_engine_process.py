@@ -7,11 +7,13 @@ import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
 
 import httpx
 import pytest
 from structlog.testing import capture_logs
 from support.clients.cached_answers import Answer, Asked, ask, ask_streamed
+from support.clients.raw_client import RawClient
 from support.clocks.polling import CEILING_S, wait_until
 from support.daemon.scraping import scrape
 from support.daemon.supervised_daemon import SupervisedDaemon
@@ -83,7 +85,9 @@ def _kill(daemon: SupervisedDaemon, number: signal.Signals) -> None:
 
 
 def _is_ready(daemon: SupervisedDaemon) -> bool:
-    return httpx.get(f"{daemon.url}/health/ready").status_code == 200
+    with RawClient(daemon.url) as client:
+        client.request("GET", "/health/ready")
+        return client.read_answer().status == HTTPStatus.OK
 
 
 def _running(daemon: SupervisedDaemon) -> float:
@@ -140,6 +144,9 @@ def test_answers_are_whole_when_the_engine_process_ends_again_and_again(
             wait_until(lambda: _running(daemon) > 1, "answers are being made")
             threading.Event().wait(0.1)
             _kill(daemon, number)
+            # What hangs lives for seconds, and a look at the process costs less than a request.
+            process = daemon.processes[-1]
+            wait_until(lambda: process.poll() is not None, "the process has ended")  # noqa: B023 - at once
             wait_until(lambda: not _is_ready(daemon), "routers are told")
             assert httpx.get(f"{daemon.url}/health/live").status_code == 200
         said = [one.result(CEILING_S).said for one in plain]

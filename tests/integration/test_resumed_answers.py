@@ -22,7 +22,7 @@ from machd.engine.protocol.step import StepPlan, StepResult
 from machd.engine.step.mlx_engine import MlxEngine
 
 _MODEL = "tiny"
-_TOKENS = 80
+_TOKENS = 60
 _SCHEMA = {
     "type": "object",
     "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
@@ -34,14 +34,14 @@ _KINDS: tuple[dict[str, object], ...] = (
     {"temperature": 1, "seed": 6, "frequency_penalty": 0.8, "presence_penalty": 0.3},
     {"temperature": 0.7, "seed": 7, "logprobs": 2},
     {"temperature": 1, "seed": 8, "stop": ["er", "ing"]},
-    {"temperature": 1, "seed": 9, "min_tokens": 40, "top_p": 0.9},
+    {"temperature": 1, "seed": 9, "min_tokens": 20, "top_p": 0.9},
     {"temperature": 1, "seed": 10, "response_format": {
         "type": "json_schema", "json_schema": {"name": "a", "schema": _SCHEMA}
     }},
 )  # fmt: skip
 
 
-def _questions(model: str = _MODEL, tokens: int = 50) -> list[Asked]:
+def _questions(model: str = _MODEL, tokens: int = 25) -> list[Asked]:
     return [
         Asked({"model": model, "max_tokens": tokens, "prompt": " ".join(WORDS[at : at + 9 + 7 * at]), **kind})
         for at, kind in enumerate(_KINDS)
@@ -87,7 +87,7 @@ def test_answers_under_changes_of_mode_are_those_of_a_daemon_left_alone(
             mode = ("single", "batched")[changes % 2]
             daemon.change("/admin/mode", {"mode": mode})
             changes += 1
-            over.wait(0.15)
+            over.wait(0.05)
         return changes
 
     before = _resumed(daemon)
