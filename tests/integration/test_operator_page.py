@@ -52,18 +52,17 @@ class _Operated:
         self.admin_url = daemon.admin_url
         port = daemon.admin_url.rpartition(":")[2]
         self.token = (directory / "machd" / f"admin-{port}.token").read_text().strip()
+        self._client = stack.enter_context(httpx.Client(base_url=daemon.url, timeout=CEILING_S))
         self._pool = stack.enter_context(ThreadPoolExecutor(16))
 
         assert self.ask("alpha", _SHORT).result(CEILING_S).startswith("200 ")
 
-    def ask(self, model: str, text: str = _LONG) -> Future[str]:
+    def ask(self, model: str, text: str = _LONG, *, max_tokens: int = 4000) -> Future[str]:
         """Ask for an answer; its status code and body come later."""
 
         def answer() -> str:
-            body = chat(text) | {"model": model, "max_tokens": 4000}
-            found = httpx.post(
-                f"{self.daemon.url}/v1/chat/completions", json=body, timeout=CEILING_S
-            )
+            body = chat(text) | {"model": model, "max_tokens": max_tokens}
+            found = self._client.post("/v1/chat/completions", json=body)
             return f"{found.status_code} {found.text}"
 
         return self._pool.submit(answer)
@@ -195,7 +194,7 @@ def test_page_says_that_an_engine_process_was_killed_and_comes_back(
     """While it is replaced its requests wait, and go on afterwards."""
     assert operated.ask("org/beta", _SHORT).result(CEILING_S).startswith("200 ")
     page = open_page()
-    answer = operated.ask("org/beta")
+    answer = operated.ask("org/beta", max_tokens=2000)
     expect(_rows(page, "Running requests")).to_have_count(1)
 
     os.kill(operated.daemon.processes[-1].pid, signal.SIGKILL)
@@ -427,6 +426,9 @@ def test_page_that_is_watched_holds_no_more_than_at_first(
     operated: _Operated, open_page: Open, watched_s: int
 ) -> None:
     """Requests come and go, and every view is looked at again and again: scripts and elements take what they took."""
+    # As many as are kept, so that what comes takes the place of what was there.
+    kept = [operated.ask("alpha", _SHORT, max_tokens=1) for _ in range(240)]
+    assert all(one.result(CEILING_S).startswith("200 ") for one in kept)
     page = open_page()
     tools = page.context.new_cdp_session(page)
     tools.send("Performance.enable")
@@ -443,9 +445,6 @@ def test_page_that_is_watched_holds_no_more_than_at_first(
         metrics = {one["name"]: float(one["value"]) for one in found}
         return metrics["JSHeapUsedSize"], metrics["Nodes"]
 
-    # As many as are kept, so that what comes takes the place of what was there.
-    kept = [operated.ask("alpha", _SHORT) for _ in range(240)]
-    assert all(one.result(CEILING_S).startswith("200 ") for one in kept)
     work(10)
     first_bytes, first_nodes = last_bytes, last_nodes = work(10)
     watched_until_s = time.monotonic() + watched_s
