@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 
 import mlx.core as mx
 import pytest
+from mlx.nn.layers.base import Module
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import quantize
+from mlx.utils import tree_flatten
 from support.every_run import sampled
 
 from machd.capabilities.evidence import Outcome
@@ -24,9 +27,12 @@ from machd.engine.loading.description import describe_model
 from machd.engine.loading.loader import LoadedModel
 from machd.engine.loading.placing.precision import Conversion, native_layers
 from machd.engine.loading.placing.whole import materialise
+from machd.engine.protocol.engine import Engine
+from machd.engine.protocol.forwarding import ForwardingEngine
 from machd.engine.protocol.progress import SilentProgress
 from machd.request import adapter as adapters
 from machd.request.adapter import Adapter
+from machd_probes.checks import adapters as adapters_check
 from machd_probes.checks.adapters import probe
 from machd_probes.finding import Finding
 from machd_probes.prober import tiny_subject
@@ -42,22 +48,68 @@ def _without_compilation() -> None:
     mx.disable_compile()
 
 
-def found(variant: str) -> Finding:
-    """Check a model that is built anew."""
-    subject = tiny_subject(variant)
-    try:
-        return probe(subject)
-    finally:
-        subject.engine.close()
+class _KeptEngine(ForwardingEngine):
+    """An engine that outlives a check."""
+
+    def close(self) -> None:
+        """Serve the next check, too."""
+
+
+class _Models:
+    """Tiny models and those with adapters merged into their weights, and what each says alone, for all checks.
+
+    A check computes what it compares with before a fault is planted, or without adapters, where no fault shows.
+    """
+
+    def __init__(self) -> None:
+        """Begin without any."""
+        self._tiny: dict[str, Subject] = {}
+        self._merged: dict[bytes, Subject] = {}
+        self._engines: list[Engine] = []
+        self._serve = adapters_check._serving
+
+    def found(self, variant: str) -> Finding:
+        """Check a model."""
+        if variant not in self._tiny:
+            self._tiny[variant] = tiny_subject(variant)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(adapters_check, "_serving", self._serving)
+            return probe(self._tiny[variant])
+
+    def _serving(self, subject: Subject, model: Module) -> Subject:
+        weights = hashlib.sha256()
+        flat = tree_flatten(model.parameters())
+        assert isinstance(flat, list)
+        for name, one in flat:
+            weights.update(f"{name}{one.shape}".encode() + bytes(memoryview(one)))
+        key = weights.digest()
+        if key not in self._merged:
+            merged = self._merged[key] = self._serve(subject, model)
+            self._engines.append(merged.engine)
+            merged.engine = _KeptEngine(merged.engine)
+        return self._merged[key]
+
+    def close(self) -> None:
+        """End their engines."""
+        for one in [*self._engines, *(one.engine for one in self._tiny.values())]:
+            one.close()
+
+
+@pytest.fixture(scope="module")
+def models() -> Iterator[_Models]:
+    """What all tests here check."""
+    kept = _Models()
+    yield kept
+    kept.close()
 
 
 @pytest.mark.parametrize(
     "variant",
     sampled(["llama", "qwen3_5", "mamba", "gemma"], ["llama", "mamba"]),
 )
-def test_right_rows_pass(variant: str) -> None:
+def test_right_rows_pass(models: _Models, variant: str) -> None:
     """Attention in one operation, states, no attention, and logits that rounding moves most: seven rows and three prefixes."""
-    its = found(variant)
+    its = models.found(variant)
 
     assert (its.outcome, its.detail) == (Outcome.PASSED, "")
     assert its.evidence.cases >= 7
@@ -86,19 +138,19 @@ def test_quantised_layers_pass(variant: str) -> None:
     assert its.outcome is Outcome.PASSED, its.detail
 
 
-def test_experts_are_named_as_left_out() -> None:
+def test_experts_are_named_as_left_out(models: _Models) -> None:
     """A model of experts has adapters on its other layers, and says so."""
-    its = found("qwen3_moe")
+    its = models.found("qwen3_moe")
 
     assert its.outcome is Outcome.PASSED
     assert its.detail == "adapters leave these layers as they are: experts"
 
 
-def test_model_without_linear_layers_is_unsupported(monkeypatch: Patch) -> None:
+def test_model_without_linear_layers_is_unsupported(models: _Models, monkeypatch: Patch) -> None:
     """There is nothing that an adapter could change."""
     monkeypatch.setattr(adapted_model, "linear_parts", lambda *_: {})
 
-    its = found("llama")
+    its = models.found("llama")
 
     assert its.outcome is Outcome.UNSUPPORTED
     assert "no layer" in its.detail
@@ -207,12 +259,12 @@ def _cases() -> list[object]:
 
 @pytest.mark.parametrize(("plant", "said", "variant"), _cases())
 def test_check_fails_a_fault(
-    plant: Callable[[Patch], None], said: str, variant: str, monkeypatch: Patch
+    models: _Models, plant: Callable[[Patch], None], said: str, variant: str, monkeypatch: Patch
 ) -> None:
     """Each fault is a failed check, whose sentence says where it shows."""
     plant(monkeypatch)
 
-    its = found(variant)
+    its = models.found(variant)
 
     assert its.outcome is Outcome.FAILED
     assert any(one in its.detail for one in said.split("|")), its.detail
