@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import resource
 import sys
 from pathlib import Path
@@ -135,14 +136,14 @@ def test_a_limit_that_cannot_be_read_is_not_taken_for_none(
     _group(own_group, str(100 * MIB), 60 * MIB, 0)
     monkeypatch.setattr(device, "_ROOT", tmp_path)
     monkeypatch.setattr(device, "backend_name", lambda: "cpu")
-    right = Path.read_text
+    right = os.open
 
-    def read(path: Path, encoding: str | None = None, errors: str | None = None) -> str:
-        if path.name == "memory.max":
+    def open_file(path: str, flags: int) -> int:
+        if path.endswith("/memory.max"):
             raise OSError(errno.EMFILE, "Too many open files")
-        return right(path, encoding, errors)
+        return right(path, flags)
 
-    monkeypatch.setattr(Path, "read_text", read)
+    monkeypatch.setattr(os, "open", open_file)
     with pytest.raises(OSError, match="Too many open files"):
         device._control_group_bytes(tmp_path)
 
