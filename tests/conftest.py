@@ -91,10 +91,8 @@ def _parsed_once(function: Callable[..., object], namespace: dict[str, Any]) -> 
 def _modelled_once(
     dependency_name_set: set[str], parsed_signature: ParsedSignature, **others: Any
 ) -> type[SignatureModel]:
-    key = (
-        id(parsed_signature),
-        frozenset(dependency_name_set),
-    )  # it is kept, so that no other one has its id
+    # It is kept, so that no other one has its id.
+    key = id(parsed_signature), frozenset(dependency_name_set)
     if key not in _signature_models:
         _signature_models[key] = _signature_model(
             dependency_name_set=dependency_name_set, parsed_signature=parsed_signature, **others

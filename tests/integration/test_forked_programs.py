@@ -84,7 +84,7 @@ def test_program_with_other_variables_of_the_interpreter_is_started() -> None:
 
 
 def test_forked_program_leads_its_session_by_the_time_that_its_id_is_known() -> None:
-    """What kills the group of a program that has just begun kills it, instead of finding no such group."""
+    """The group of a program that has just begun can be killed: it exists."""
     for _ in range(10):
         with ForkedProgram(
             [*_MACHD, "--version"], start_new_session=True, stdout=subprocess.DEVNULL

@@ -7,7 +7,10 @@ from xdist.workermanage import WorkerController
 
 
 class FileScheduling(LoadFileScheduling):  # type: ignore[misc]  # xdist is untyped
-    """What is assigned to a worker is what it has not run yet, and a test's place is looked up: 8 s of a run of 19,000 tests."""
+    """Counts of a worker's tests only those that it has yet to run, and looks a test's place up in a table.
+
+    With 19,000 tests xdist's own searches take 3.5 of the controller's 12 s of processor time.
+    """
 
     _places: dict[str, int] | None = None
 

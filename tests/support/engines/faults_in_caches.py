@@ -10,6 +10,7 @@ import mlx.core as mx
 import pytest
 
 from machd.engine.backend.untyped import Cache, LanguageModel
+from machd.engine.kernels.layers_in_one import LayersInOne
 from machd.engine.kv import model_kv, row_caches
 from machd.engine.kv.batch_lane import BatchLaneKv
 from machd.engine.kv.kv_format import PLAIN, KvFormat
@@ -155,6 +156,31 @@ def a_neighbours_place_is_written(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(SlabKv, "_write_rows", rolled_write)
     patch.setattr(WindowKv, "_write", rolled_window)
+
+
+def one_operation_has_the_longest_rows_starts(patch: pytest.MonkeyPatch) -> None:
+    """Layers that are one operation compute every row as if it were as long as the longest: they ask for no mask and no offset."""
+    right = LayersInOne._seen
+
+    def seen(self: LayersInOne, rows: Any) -> object:
+        longest = mx.broadcast_to(mx.max(rows.starts), rows.starts.shape)
+        return right(self, rows._replace(starts=longest))
+
+    patch.setattr(LayersInOne, "_seen", seen)
+
+
+def one_operation_writes_a_neighbours_place(patch: pytest.MonkeyPatch) -> None:
+    """The keys and values that such layers write for a row are kept for the row in the next place."""
+    right = LayersInOne._slabs
+
+    def slabs(self: LayersInOne, cache: SlabKv | WindowKv) -> Any:
+        return [(rows, held._replace(keep=_rolled(held.keep))) for rows, held in right(self, cache)]
+
+    patch.setattr(LayersInOne, "_slabs", slabs)
+
+
+def _rolled(keep: Callable[[mx.array, mx.array], None]) -> Callable[[mx.array, mx.array], None]:
+    return lambda keys, values: keep(mx.roll(keys, 1, 0), mx.roll(values, 1, 0))
 
 
 def the_wrong_row_moves(patch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,8 @@ class _KeptEngine(ForwardingEngine):
 class _Models:
     """Tiny models and those with adapters merged into their weights, and what each says alone, for all checks.
 
-    A check computes what it compares with before a fault is planted, or without adapters, where no fault shows.
+    The first check may make them while its fault is planted: the faults here change rows that have adapters, and what is kept
+    of prompts, and no row of a model without adapters.
     """
 
     def __init__(self) -> None:
@@ -97,7 +98,7 @@ class _Models:
 
 @pytest.fixture(scope="module")
 def models() -> Iterator[_Models]:
-    """What all tests here check."""
+    """The models that all tests here check."""
     kept = _Models()
     yield kept
     kept.close()
