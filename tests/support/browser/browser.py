@@ -13,9 +13,7 @@ from playwright.sync_api import Browser, Page, Request, sync_playwright
 
 from support.clocks.polling import CEILING_S
 
-_PROGRAMS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
-"""The first has the engine of the second without a window's parts, and takes two thirds of its processor time."""
-
+_PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 _FLAGS = (
     "--no-sandbox",  # CI runs as root
     "--disable-gpu",
