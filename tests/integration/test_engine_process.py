@@ -67,7 +67,7 @@ _CLASHING = Asked(chat("clash, and say one more thing"))
 
 @pytest.fixture(name="expected", scope="module")
 def _expected() -> list[Answer]:
-    """What is said undisturbed: to each question, and to the one that clashes with others."""
+    """The undisturbed answers: to each question, and to the one that clashes with others."""
     with capture_logs(), SupervisedDaemon(_FLAGS) as daemon:
         return [ask(daemon.url, one) for one in (*_QUESTIONS, _CLASHING)]
 
@@ -227,7 +227,7 @@ def test_lines_of_the_front_about_a_model_name_it() -> None:
 def test_a_request_that_ends_the_process_beside_others_goes_on_alone(
     daemon: SupervisedDaemon, expected: list[Answer]
 ) -> None:
-    """If no sequence crashes the process alone, each is computed by itself, and every answer is whole."""
+    """Each sequence is computed by itself, and every answer is whole, where none crashes the process alone."""
     questions = (*_QUESTIONS[:3], _CLASHING)
     with ThreadPoolExecutor(len(questions)) as pool:
         said = [one.said for one in pool.map(lambda one: ask(daemon.url, one), questions)]
@@ -291,7 +291,7 @@ def test_a_process_that_cannot_be_started_is_tried_again(
 def test_a_daemon_for_whose_engine_process_there_is_no_room_gives_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As where processes end again and again."""
+    """The daemon gives up as it does where processes end again and again."""
     monkeypatch.setattr("machd.served.restarts._FIRST_BACKOFF_S", 0.01)
     with capture_logs(), SupervisedDaemon(_FLAGS) as daemon:
         daemon.refused_starts = 100

@@ -74,7 +74,7 @@ def test_what_a_library_adds_to_the_linkers_variables_starts_no_interpreter(
 
 
 def test_program_with_other_variables_of_the_interpreter_is_started() -> None:
-    """What Python reads once cannot be changed in a fork."""
+    """Variables that Python reads once cannot be changed in a fork."""
     with ForkedProgram(
         [*_MACHD, "--version"], env={"PYTHONHASHSEED": "7"}, stdout=subprocess.PIPE
     ) as process:

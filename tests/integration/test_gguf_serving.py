@@ -50,7 +50,7 @@ _BATCHED = ("--continuous-batching", "--speculation-mode", "ngram", "--probe-on-
 
 @pytest.fixture(name="batched", scope="module")
 def _batched(paths: dict[str, Path]) -> list[Answer]:
-    """What the directory says in batches and with drafts."""
+    """The directory's answers in batches and with drafts."""
     return _told(paths["directory"], _BATCHED)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from support.checkpoints.tiny_checkpoint import write_tiny_llama
 from support.clocks.polling import CEILING_S, wait_until
+from support.ranks.forked_ranks import rank_environ
 from support.ranks.ranks_daemon import RanksDaemon
 
 _TESTS = Path(__file__).parents[1]
@@ -62,13 +63,7 @@ def test_ranks_with_addresses_of_their_own_serve_and_end_together(
             out = stack.enter_context(log.open("wb"))
             process = subprocess.Popen(
                 ["ip", "netns", "exec", host, sys.executable, *daemon.arguments],
-                env={
-                    **os.environ,
-                    "MLX_RANK": str(rank),
-                    "MLX_HOSTFILE": str(hostfile),
-                    "OPENBLAS_NUM_THREADS": "1",
-                    "PYTHONPATH": path,
-                },
+                env={**rank_environ(rank, hostfile), "PYTHONPATH": path},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,

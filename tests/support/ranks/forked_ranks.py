@@ -57,7 +57,7 @@ def forked_ranks(
         for rank in range(ranks):
             process = subprocess.Popen(
                 [*_command(module), *arguments],
-                env=_environ(rank, hosts),
+                env=rank_environ(rank, hosts),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
@@ -73,7 +73,8 @@ def _command(module: str) -> Sequence[str]:
     return (sys.executable, "-m", module) if module == "machd" else module_command(module)
 
 
-def _environ(rank: int, hosts: Path) -> Mapping[str, str]:
+def rank_environ(rank: int, hosts: Path) -> Mapping[str, str]:
+    """Return the variables of a rank, for a file that lists the addresses of all of them."""
     # One thread for products: more would spin on the same cores.
     return {
         **os.environ,
