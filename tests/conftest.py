@@ -28,6 +28,7 @@ from support.file_scheduling import FileScheduling
 from machd.engine.backend.blas import choose_blas
 
 if TYPE_CHECKING:
+    from execnet import XSpec
     from xdist.remote import Producer
     from xdist.scheduler.loadscope import LoadScopeScheduling
 
@@ -52,7 +53,12 @@ if hasattr(os, "SCHED_BATCH"):
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-from support.daemon.forked_programs import fork_programs  # noqa: E402 - remembers the variables above
+from support.daemon.forked_programs import (  # noqa: E402 - remembers the variables above
+    FORKS,
+    fork_programs,
+    start_parent,
+)
+from support.forked_workers import fork_workers  # noqa: E402
 
 from machd.engine.backend.mlx_lm_import import import_mlx_lm  # noqa: E402
 from machd.engine.loading import embedded  # noqa: E402
@@ -111,6 +117,13 @@ vars(httpx_transports)["create_ssl_context"] = cache(httpx_config.create_ssl_con
 def pytest_xdist_auto_num_workers() -> int:
     """Two workers for each core, for most of a test's time waits for another process; memory is for eight."""
     return min(8, 2 * (os.cpu_count() or 1))
+
+
+def pytest_xdist_setupnodes(config: pytest.Config, specs: list[XSpec]) -> None:
+    """Have the workers forked."""
+    if FORKS:
+        start_parent("tests", *config.invocation_params.args)
+        fork_workers(specs)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling | None:

@@ -12,9 +12,10 @@ from typing import Any
 import psutil
 import pytest
 from support.clocks.polling import CEILING_S
-from support.daemon.forked_programs import STARTED, ForkedProgram
+from support.daemon.forked_programs import FORKS, STARTED, ForkedProgram
 
 _MACHD = (sys.executable, "-m", "machd")
+_IMPORTED_BY = os.getpid()
 
 
 def _started(kind: type[subprocess.Popen[Any]], folder: Path, *arguments: str) -> object:
@@ -44,6 +45,14 @@ def test_forked_command_ends_and_writes_as_a_started_one(
     assert forked == _started(STARTED, tmp_path, *arguments)
     assert isinstance(forked, tuple)
     assert forked[0] == code
+
+
+@pytest.mark.skipif(not FORKS, reason="workers are forked on Linux alone")
+def test_forked_worker_has_not_imported_its_tests(worker_id: str) -> None:
+    """Tests were imported before the worker was forked, by a process that is not its parent."""
+    if worker_id == "master":
+        pytest.skip("these tests run in no worker")
+    assert _IMPORTED_BY not in {os.getpid(), os.getppid()}
 
 
 def test_forked_program_is_its_callers_child(tmp_path: Path) -> None:

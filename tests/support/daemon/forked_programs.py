@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import functools
 import json
 import os
 import resource
@@ -36,6 +35,7 @@ PROGRAMS = {
     "support.daemon.service_daemon": "support.daemon.service_daemon",
     "support.daemon.stopped_while_binding": "support.daemon.stopped_while_binding",
     "support.daemon.forking_parent": "support.daemon.forking_parent",
+    "support.forked_workers": "support.forked_workers",
     "support.ranks.compared_rows": "support.ranks.compared_rows",
     "unit.probes.fake_encoder_worker": "unit.probes.fake_encoder_worker",
     "unit.probes.fake_vision_worker": "unit.probes.fake_vision_worker",
@@ -47,6 +47,9 @@ PROGRAMS = {
 FORKED_ENGINE_NAME = "machd-engine"
 FORKED_TEMPLATE_NAME = "machd-template"
 """Names of processes that tests look for: the command line of one that was forked is its parent's."""
+
+_KINDS = {"support.forked_workers": "tests"}
+"""Whose parent has more in its memory than libraries."""
 
 PROCESS_NAMES = {
     "machd.cli.engine": FORKED_ENGINE_NAME,
@@ -112,7 +115,7 @@ class ForkedProgram(subprocess.Popen[Any]):
             "max_file_bytes": self._max_file_bytes,
             "numbers": [0, 1, 2, *pass_fds],
         }
-        parent = _inherited or _started_parents()[order["kind"]]
+        parent = _parents.get(order["kind"]) or start_parent(order["kind"])
         self.pid = parent.fork(order, [*streams, *pass_fds])
         self._child_created = True
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
@@ -134,7 +137,8 @@ def _order(arguments: Any, environ: Mapping[str, str] | None) -> dict[str, Any] 
         else:
             continue
         variables = dict(os.environ if environ is None else environ)
-        kind = "model" if rest[:1] == ["model"] and _inherited is None else "any"
+        is_model = rest[:1] == ["model"] and not _has_one_parent()
+        kind = _KINDS.get(module, "model" if is_model else "any")
         # The linker read its variables once; what cv2 adds to them later means nothing to this process either.
         first = _FIRST_ENVIRON | {
             name: one for name, one in os.environ.items() if name.startswith("LD_")
@@ -199,35 +203,37 @@ class Parent:
         self._channel.close()
 
 
-_inherited: Parent | None = None
-"""Of a program that was forked itself: a parent of its own, of its descent."""
+_parents: dict[str, Parent] = {}
+"""Parents of this process's programs, by what they fork; a program that was forked itself may have inherited one."""
 
 
-def inherit(parent: Parent) -> None:
-    """Have this program's own programs forked by a parent that is its child."""
-    global _inherited  # noqa: PLW0603 - of this process
-    _inherited = parent
+def inherit(parent: Parent, kinds: Sequence[str]) -> None:
+    """Have this program's own programs of some kinds forked by a parent that is its child."""
+    _parents.update(dict.fromkeys(kinds, parent))
     fork_programs()
 
 
-@functools.cache
-def _started_parents() -> Mapping[str, Parent]:
-    """Start a parent of this process's programs, of ``any``, and one of ``machd model``, which it forks halfway."""
-    pairs = {kind: socket.socketpair() for kind in ("any", "model")}
-    numbers = [other.fileno() for _, other in pairs.values()]
-    command = (*module_command("support.daemon.forking_parent"), *map(str, numbers))
-    process = STARTED(command, env=_FIRST_ENVIRON, pass_fds=numbers)
-    for _, other in pairs.values():
-        other.close()
-    parents = {kind: Parent(channel) for kind, (channel, _) in pairs.items()}
+def _has_one_parent() -> bool:
+    return "model" in _parents and _parents["model"] is _parents.get("any")
+
+
+def start_parent(kind: str, *arguments: str) -> Parent:
+    """Start a parent of this process's programs: of ``any``, of ``machd model``, or of workers that run ``tests``."""
+    channel, other = socket.socketpair()
+    command = (
+        *module_command("support.daemon.forking_parent"),
+        *(kind, str(other.fileno()), *arguments),
+    )
+    process = STARTED(command, env=_FIRST_ENVIRON, pass_fds=[other.fileno()])
+    other.close()
+    parent = _parents[kind] = Parent(channel)
 
     def end() -> None:
-        for parent in parents.values():
-            parent.close()
+        parent.close()
         process.wait()
 
     atexit.register(end)
-    return parents
+    return parent
 
 
 def set_process_name(name: str) -> None:

@@ -32,9 +32,15 @@ from support.daemon.forked_programs import (
     received,
     set_process_name,
 )
+from support.forked_workers import import_tests
 
-_PARENTS = {"machd.cli.main", "machd.cli.engine", "machd_probes.worker"}
-"""Programs that start some of their own."""
+_PARENTS = {
+    **dict.fromkeys(
+        ("machd.cli.main", "machd.cli.engine", "machd_probes.worker"), ("any", "model")
+    ),
+    "support.forked_workers": ("any",),
+}
+"""Programs that start some of their own, and of what kinds a fork of theirs may be the parent."""
 
 _LIBRARIES = (
     *("machd.cli.commands", "machd.cli.config", "machd.cli.ctl", "machd.cli.model"),
@@ -116,7 +122,7 @@ def _become(order: dict[str, Any], descriptors: Sequence[int]) -> NoReturn:
     os.chdir(order["folder"])
     sys.argv[:] = order["arguments"]
     if order["module"] in _PARENTS and order["kind"] != "model":
-        _have_parent()
+        _have_parent(_PARENTS[order["module"]])
     code = _run_main(order["module"])
     if order.get("code_number"):
         os.write(order["code_number"], bytes([code]))
@@ -127,7 +133,7 @@ def _moved_up(descriptor: int) -> int:
     return fcntl.fcntl(descriptor, fcntl.F_DUPFD, 512)
 
 
-def _have_parent() -> None:
+def _have_parent(kinds: Sequence[str]) -> None:
     """Fork a parent of this program's own programs, while it has no thread."""
     channel, other = socket.socketpair()
     if os.fork() == 0:
@@ -143,7 +149,7 @@ def _have_parent() -> None:
         _serve(other)
         os._exit(0)
     other.close()
-    inherit(Parent(channel))
+    inherit(Parent(channel), kinds)
 
 
 def _run_main(module: str) -> int:
@@ -171,17 +177,19 @@ def main() -> None:
 
 
 def _main() -> None:
-    channel, channel_of_model = (socket.socket(fileno=int(one)) for one in sys.argv[1:])
+    kind, number, *arguments = sys.argv[1:]
+    channel = socket.socket(fileno=int(number))
+    if kind == "tests":
+        import_tests(arguments)
     for module in _LIBRARIES:
         importlib.import_module(module)
-    if os.fork() == 0:  # before anything has read the variables of libraries
-        channel.close()
-    else:
-        channel_of_model.close()
+    if kind != "model":  # whose variables are those of libraries
         _import_all()
+    assert threading.active_count() == 1, "no thread lives on in a fork"
+    gc.unfreeze()
     gc.collect()
     gc.freeze()
-    _serve(channel_of_model if channel.fileno() == -1 else channel)
+    _serve(channel)
 
 
 def _import_all() -> None:
