@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from litestar import Litestar, Request
 from litestar.connection import ASGIConnection
-from litestar.datastructures import State
 from litestar.di import Provide
 from litestar.handlers import BaseRouteHandler
 from litestar.types import ASGIApp
@@ -16,15 +15,18 @@ from machd.admin.context import AdminContext
 from machd.admin.endpoints import ADMIN_ENDPOINTS, ADMIN_HANDLERS
 from machd.admin.gate import AdminGate
 from machd.admin.plain_page import post_plain_page
-from machd.admin.token import AdminToken
+from machd.admin.token import TOKEN_KEY, AdminToken
 from machd.admin.warming import MAX_WARM_BODY_BYTES
 from machd.console.pages import Pages
 from machd.http.context import ServerContext
 from machd.http.endpoint import PUBLIC
 from machd.http.failures import Failures
+from machd.telemetry.metrics import Metrics
 
 _MAX_BODY_BYTES = 64 * 1024
 """Longest body of an admin request: settings are small."""
+
+_CONTEXT_KEY = "machd_admin"
 
 _MAX_BODY_BYTES_BY_PATH = {"/admin/cache/warm": MAX_WARM_BODY_BYTES}
 
@@ -36,41 +38,50 @@ def create_admin_app(context: AdminContext, token: AdminToken) -> ASGIApp:
     context.configuration.watch(lambda _: context.overview.touch())
     context.configuration.watch(context.feed.on_settings)
     context.configuration.watch(context.forget_pins)
-    app = Litestar(
+    return AdminGate(
+        Pages(_routes(), "operator"),
+        clock=context.clock,
+        has={_CONTEXT_KEY: context, TOKEN_KEY: token},
+    )
+
+
+@cache
+def _routes() -> Litestar:
+    """Build the routes; what they serve comes with each request."""
+    return Litestar(
         [*ADMIN_HANDLERS, post_plain_page],
         dependencies={
-            "admin": Provide(_asked(context), sync_to_thread=False),
-            "context": Provide(_public(context), sync_to_thread=False),
-            "metrics": Provide(lambda: context.metrics, sync_to_thread=False),
+            "admin": Provide(_asked, sync_to_thread=False),
+            "context": Provide(_public, sync_to_thread=False),
+            "metrics": Provide(_metrics, sync_to_thread=False),
         },
         exception_handlers=Failures(ADMIN_ENDPOINTS, _too_long).handlers,
         guards=[require_admin_token],
-        state=State({"admin_token": token}),
         request_max_body_size=_MAX_BODY_BYTES,
         openapi_config=None,
         logging_config=None,
     )
-    return AdminGate(Pages(app, "operator"), clock=context.clock)
 
 
-def _asked(context: AdminContext) -> Callable[[Request[Any, Any, Any]], AdminContext]:
-    """Return what finds the context of the model that the query names."""
-
-    def find(request: Request[Any, Any, Any]) -> AdminContext:
-        return context.asked(request.query_params.get("model"))
-
-    return find
+def _context(request: Request[Any, Any, Any]) -> AdminContext:
+    context: AdminContext = request.scope["state"][_CONTEXT_KEY]
+    return context
 
 
-def _public(context: AdminContext) -> Callable[[Request[Any, Any, Any]], ServerContext]:
-    """Return what finds that context for endpoints that both listeners have."""
+def _metrics(request: Request[Any, Any, Any]) -> Metrics:
+    return _context(request).metrics
 
-    def find(request: Request[Any, Any, Any]) -> ServerContext:
-        asked = request.query_params.get("model")
-        public = context.public()
-        return public if asked is None else public.of(public.find(asked))
 
-    return find
+def _asked(request: Request[Any, Any, Any]) -> AdminContext:
+    """Return the context of the model that the query names."""
+    return _context(request).asked(request.query_params.get("model"))
+
+
+def _public(request: Request[Any, Any, Any]) -> ServerContext:
+    """Return that context for endpoints that both listeners have."""
+    asked = request.query_params.get("model")
+    public = _context(request).public()
+    return public if asked is None else public.of(public.find(asked))
 
 
 def _too_long(path: str) -> str:
@@ -83,5 +94,5 @@ async def require_admin_token(  # async so that the framework calls it here and 
     """Guard of every route but health: AuthenticationError without the token."""
     if handler.opt.get(PUBLIC):
         return
-    token: AdminToken = connection.app.state.admin_token
+    token: AdminToken = connection.scope["state"][TOKEN_KEY]
     token.check(connection.headers.get("authorization"))

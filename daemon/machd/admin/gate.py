@@ -6,6 +6,8 @@ machd's own page is refused, and so is every Host that a page could have made to
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -29,10 +31,12 @@ MAX_OPEN_REQUESTS = ADMIN_CONNECTIONS
 class AdminGate:
     """Stamps requests and turns away what no operator sends."""
 
-    def __init__(self, app: ASGIApp, *, clock: Clock) -> None:
+    def __init__(self, app: ASGIApp, *, clock: Clock, has: Mapping[str, object]) -> None:
+        """Guard ``app``, whose requests find what it ``has``."""
         self._app = app
         self._answer = always_answered(app)
         self._clock = clock
+        self._has = has
         self._open_count = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -41,7 +45,8 @@ class AdminGate:
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
-        stamped = stamp(scope, ADMIN_ENVELOPE, arrived_s=self._clock.monotonic_s())
+        arrived_s = self._clock.monotonic_s()
+        stamped = stamp(scope, ADMIN_ENVELOPE, arrived_s=arrived_s, has=self._has)
 
         async def send_stamped(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -13,7 +13,7 @@ from machd.admin.context import AdminContext
 from machd.admin.models import list_models
 from machd.admin.requests import list_requests
 from machd.admin.status import get_status
-from machd.admin.token import AdminToken
+from machd.admin.token import TOKEN_KEY, AdminToken
 from machd.console.pages import HEADERS
 from machd.http.endpoint import PUBLIC
 
@@ -31,7 +31,7 @@ async def post_plain_page(
         AuthenticationError: It is not the token.
     """
     given = (await request.form()).get(_FIELD)
-    token: AdminToken = request.app.state.admin_token
+    token: AdminToken = request.scope["state"][TOKEN_KEY]
     token.check(f"Bearer {given}")
     status = msgspec.to_builtins(await _asked(get_status, admin))
     requests = msgspec.to_builtins(await _asked(list_requests, admin))

@@ -23,6 +23,9 @@ from machd.regular_files import RegularFile
 from machd.settings.model import Settings
 from machd.user_directories import user_cache_directory
 
+TOKEN_KEY = "machd_admin_token"  # noqa: S105 - a name
+"""Where a request has the token that its listener takes."""
+
 _SETTING = "auth.admin_token_file"
 _CREDENTIAL = "admin-token"
 _MIN_TOKEN_CHARACTERS = 16

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from litestar import Litestar, Request
 from litestar.config.cors import CORSConfig
-from litestar.datastructures import State
 from litestar.di import Provide
 from litestar.types import ASGIApp, Receive, Scope, Send
 
@@ -16,13 +16,15 @@ from machd.dialects.endpoints import PUBLIC_HANDLERS, PUBLIC_ROUTES, PUBLIC_SOCK
 from machd.dialects.envelopes import envelope_of
 from machd.dialects.inspection import get_metrics
 from machd.dialects.openapi import HEADERS
-from machd.http.authentication import ApiKeys, HoldsToken, require_api_key
+from machd.http.authentication import ACCESS_KEY, Access, ApiKeys, HoldsToken, require_api_key
 from machd.http.context import ServerContext
 from machd.http.failures import Failures
 from machd.http.gate import Gate, OpenRequests
 from machd.telemetry.metrics import Metrics
 
 _CORS_MAX_AGE_S = 600
+_CONTEXT_KEY = "machd_context"
+_METRICS_KEY = "machd_metrics"
 
 
 def create_app(
@@ -44,26 +46,7 @@ def create_app(
         has_operators = context.has_operators or bool(context.adapters)
         return has_operators and holds_admin_token(authorization)
 
-    handlers = [one for one in PUBLIC_HANDLERS if settings.metrics.public or one is not get_metrics]
-    failures = Failures(
-        PUBLIC_ROUTES,
-        lambda _path: "the body is longer than limits.max_body_bytes",
-        metrics.count_rejection,
-    )
-    app = Litestar(
-        [*handlers, *PUBLIC_SOCKETS],
-        dependencies={
-            "context": Provide(_context_of(context), sync_to_thread=False),
-            "metrics": Provide(lambda: metrics, sync_to_thread=False),
-        },
-        exception_handlers=failures.handlers,
-        guards=[require_api_key],
-        state=State({"api_keys": api_keys, "holds_admin_token": is_operators}),
-        request_max_body_size=None,  # read_json holds each endpoint's own limit
-        cors_config=_cors(settings.http.allowed_origins),
-        openapi_config=None,
-        logging_config=None,
-    )
+    app = _routes(tuple(settings.http.allowed_origins), has_metrics=settings.metrics.public)
     has_page = settings.console.public
     return Gate(
         Pages(app, "playground") if has_page else app,
@@ -76,17 +59,46 @@ def create_app(
         max_connections=max_connections,
         open_requests=open_requests,
         on_refusal=metrics.count_rejection,
+        has={
+            ACCESS_KEY: Access(api_keys, is_operators),
+            _CONTEXT_KEY: context,
+            _METRICS_KEY: metrics,
+        },
     )
 
 
-def _context_of(default: ServerContext) -> Callable[[Request[Any, Any, Any]], ServerContext]:
-    """Return what finds the context of the model that the query names; the default one where it names none."""
+@lru_cache(maxsize=4)
+def _routes(allowed_origins: Sequence[str], *, has_metrics: bool) -> Litestar:
+    """Build the routes, which takes tens of milliseconds of the event loop; what they serve comes with each request."""
+    handlers = [one for one in PUBLIC_HANDLERS if has_metrics or one is not get_metrics]
+    failures = Failures(
+        PUBLIC_ROUTES, lambda _path: "the body is longer than limits.max_body_bytes"
+    )
+    return Litestar(
+        [*handlers, *PUBLIC_SOCKETS],
+        dependencies={
+            "context": Provide(_context, sync_to_thread=False),
+            "metrics": Provide(_metrics, sync_to_thread=False),
+        },
+        exception_handlers=failures.handlers,
+        guards=[require_api_key],
+        request_max_body_size=None,  # read_json holds each endpoint's own limit
+        cors_config=_cors(allowed_origins),
+        openapi_config=None,
+        logging_config=None,
+    )
 
-    def find(request: Request[Any, Any, Any]) -> ServerContext:
-        asked = request.query_params.get("model")
-        return default if asked is None else default.of(default.find(asked))
 
-    return find
+def _context(request: Request[Any, Any, Any]) -> ServerContext:
+    """Return the context of the model that the query names; the default one where it names none."""
+    default: ServerContext = request.scope["state"][_CONTEXT_KEY]
+    asked = request.query_params.get("model")
+    return default if asked is None else default.of(default.find(asked))
+
+
+def _metrics(request: Request[Any, Any, Any]) -> Metrics:
+    metrics: Metrics = request.scope["state"][_METRICS_KEY]
+    return metrics
 
 
 def _cors(allowed_origins: Sequence[str]) -> CORSConfig | None:

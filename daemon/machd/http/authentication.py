@@ -7,6 +7,7 @@ import hmac
 import re
 import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -28,6 +29,9 @@ OPERATOR = "admin:token"
 
 HoldsToken: TypeAlias = Callable[[str | None], bool]
 """Whether an ``Authorization`` header holds the admin token."""
+
+ACCESS_KEY = "machd_access"
+"""Where a request has the :class:`Access` of its application."""
 
 _CLIENT_KEY = "machd_client"
 _OPERATOR_KEY = "machd_is_operator"
@@ -128,14 +132,32 @@ class ApiKeys:
         return names[0]
 
 
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who may ask an application.
+
+    Attributes:
+        api_keys: Clients.
+        holds_admin_token: Finds operators, where they may ask.
+    """
+
+    api_keys: ApiKeys
+    holds_admin_token: HoldsToken
+
+
+def _access(connection: ASGIConnection[Any, Any, Any, Any]) -> Access:
+    access = connection.scope["state"][ACCESS_KEY]
+    assert isinstance(access, Access), "the gate writes nothing else"
+    return access
+
+
 async def require_api_key(  # async so that the framework calls it here and not on a thread
     connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler
 ) -> None:
     """Guard of every route: names the client; AuthenticationError where a key is needed and none is good."""
     if handler.opt.get(PUBLIC):
         return
-    keys: ApiKeys = connection.app.state.api_keys
-    holds_token: HoldsToken = connection.app.state.holds_admin_token
+    keys, holds_token = _access(connection).api_keys, _access(connection).holds_admin_token
     state = connection.scope["state"]
     state[_OPERATOR_KEY] = not keys.is_required
     if keys.is_required and holds_token(connection.headers.get("authorization")):
@@ -154,8 +176,7 @@ def authorization_for(
     Raises:
         AuthenticationError: One is needed, and none is good.
     """
-    known: ApiKeys = connection.app.state.api_keys
-    holds_token: HoldsToken = connection.app.state.holds_admin_token
+    known, holds_token = _access(connection).api_keys, _access(connection).holds_admin_token
     if not known.is_required:
         return None
     refusal = AuthenticationError("send an API key")

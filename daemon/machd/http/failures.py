@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeAlias
 
 import structlog
 from litestar import Request, Response
@@ -33,6 +33,12 @@ from machd.http.endpoint import Endpoint
 from machd.http.leases import noted_model
 from machd.http.stamps import envelope, request_id
 from machd.panics import ENDINGS
+
+OnRefusal: TypeAlias = Callable[[str, str | None], None]
+"""Told the code of a refusal for want of room, and the model where it is known."""
+
+ON_REFUSAL_KEY = "machd_on_refusal"
+"""Where a request has what its application tells of refusals."""
 
 _RESTART_S = 5
 """Retry-After of a server that is leaving or failing: about a restart."""
@@ -140,12 +146,10 @@ class Failures:
     Attributes:
         endpoints: Every method on every path that it serves.
         too_long: Message for a body that the framework refuses for its length, by path.
-        on_refusal: Told the code of a refusal for want of room, and the model where it is known.
     """
 
     endpoints: Iterable[Endpoint]
     too_long: Callable[[str], str]
-    on_refusal: Callable[[str, str | None], None] = lambda _code, _model: None
 
     @property
     def handlers(self) -> ExceptionHandlersMap:
@@ -161,7 +165,9 @@ class Failures:
     ) -> Response[bytes]:
         if isinstance(error, UnavailableError):
             # Refusals come before a response has started: by here, or by the gate.
-            self.on_refusal(error.code, noted_model(request.scope))
+            on_refusal: OnRefusal | None = request.scope["state"].get(ON_REFUSAL_KEY)
+            if on_refusal is not None:
+                on_refusal(error.code, noted_model(request.scope))
         return error_answer(request, error)
 
     def _on_http_error(

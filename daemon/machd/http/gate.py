@@ -6,7 +6,7 @@ paths it does not know.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 from litestar.enums import ScopeType
@@ -22,7 +22,12 @@ from machd.errors import (
 )
 from machd.generations.trace_context import TraceContext, read_trace
 from machd.http.envelope import Envelope
-from machd.http.failures import always_answered, error_response
+from machd.http.failures import (
+    ON_REFUSAL_KEY,
+    OnRefusal,
+    always_answered,
+    error_response,
+)
 from machd.http.hosts import host_name, is_own_origin, needs_no_name_server, web_origin
 from machd.http.large_bodies import HeldBodies, lend
 from machd.http.leases import end_leases
@@ -62,9 +67,10 @@ class Gate:
         max_in_flight: int,
         max_connections: int,
         open_requests: OpenRequests,
-        on_refusal: Callable[[str], None],
+        on_refusal: OnRefusal,
+        has: Mapping[str, object],
     ) -> None:
-        """Guard ``app``; ``on_refusal`` is told the code of a refusal for want of room.
+        """Guard ``app``, whose requests find what it ``has``; ``on_refusal`` is told the code of a refusal for want of room.
 
         Hosts in ``allowed_hosts`` are taken beside IP addresses and loopback names; ``*`` is all. Health counts for no limit.
         Where machd ``has_page``, that page may call it.
@@ -81,6 +87,7 @@ class Gate:
         )
         self._open_requests = open_requests
         self._on_refusal = on_refusal
+        self._has = {**has, ON_REFUSAL_KEY: on_refusal}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
@@ -90,7 +97,7 @@ class Gate:
         headers = dict(scope["headers"])
         envelope = self._envelope_of(scope)
         arrived_s = self._clock.monotonic_s()
-        stamped = stamp(scope, envelope, arrived_s=arrived_s, trace=_trace(scope))
+        stamped = stamp(scope, envelope, arrived_s=arrived_s, has=self._has, trace=_trace(scope))
         id_headers = [(name, stamped.encode()) for name in envelope.id_headers]
         lease = lend(scope, self._open_requests.bodies)
 
@@ -114,7 +121,7 @@ class Gate:
 
     async def _open_socket(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a web socket on, or refuse it; what its client asks for then counts as requests of their own."""
-        stamp(scope, self._envelope_of(scope), arrived_s=self._clock.monotonic_s())
+        stamp(scope, self._envelope_of(scope), arrived_s=self._clock.monotonic_s(), has=self._has)
         refusal = self._refusal(scope["path"], dict(scope["headers"]))
         if refusal is None:
             await self._app(scope, receive, send)
@@ -132,7 +139,7 @@ class Gate:
                 f"{self._open_requests.count} requests are open and {self._max_open_setting} is "
                 f"{self._max_open}; try again later"
             )
-            self._on_refusal(refusal.code)
+            self._on_refusal(refusal.code, None)
             await error_response(refusal)(scope, receive, send)
             return
         self._open_requests.count += 1

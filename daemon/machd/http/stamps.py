@@ -1,9 +1,10 @@
-"""Stamps of the gate on every request: an id, an arrival time, a trace, and the envelope of errors."""
+"""Stamps of the gate on every request: an id, an arrival time, a trace, the envelope of errors, and what its application has."""
 
 from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Mapping
 
 from litestar.types import Scope
 
@@ -18,12 +19,21 @@ _ENVELOPE_KEY = "machd_envelope"
 
 
 def stamp(
-    scope: Scope, envelope: Envelope, *, arrived_s: float, trace: TraceContext | None = None
+    scope: Scope,
+    envelope: Envelope,
+    *,
+    arrived_s: float,
+    has: Mapping[str, object],
+    trace: TraceContext | None = None,
 ) -> str:
-    """Write them on a request; returns its id, which is the client's own if that looks like one."""
+    """Write them on a request; returns its id, which is the client's own if that looks like one.
+
+    Routes are built once and serve the applications of all settings, which differ in what they ``have``.
+    """
     given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
     stamped = given if _REQUEST_ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
     state = scope.setdefault("state", {})
+    state.update(has)
     state[_REQUEST_ID_KEY] = stamped
     state[_ARRIVED_KEY] = arrived_s
     state[_TRACE_KEY] = trace
