@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Generator, Iterator
 from functools import cache
 from pathlib import Path
-from types import CodeType
+from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,6 +21,7 @@ from litestar._signature import model as litestar_models
 from litestar._signature.model import SignatureModel
 from litestar.utils import signature as litestar_signature
 from litestar.utils.signature import ParsedSignature
+from support import forked_worker, forked_workers
 from support.clocks.polling import CEILING_S
 from support.daemon.daemon_reports import daemon_reports
 from support.file_scheduling import FileScheduling
@@ -58,7 +59,6 @@ from support.daemon.forked_programs import (  # noqa: E402 - remembers the varia
     fork_programs,
     start_parent,
 )
-from support.forked_workers import fork_workers  # noqa: E402
 
 from machd.engine.backend.mlx_lm_import import import_mlx_lm  # noqa: E402
 from machd.engine.loading import embedded  # noqa: E402
@@ -123,7 +123,12 @@ def pytest_xdist_setupnodes(config: pytest.Config, specs: list[XSpec]) -> None:
     """Have the workers forked."""
     if FORKS:
         start_parent("tests", *config.invocation_params.args)
-        fork_workers(specs)
+        forked_workers.fork_workers(specs)
+
+
+def pytest_xdist_getremotemodule() -> ModuleType | None:
+    """Return what a forked worker runs."""
+    return forked_worker if FORKS else None
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling | None:

@@ -32,7 +32,7 @@ from support.daemon.forked_programs import (
     received,
     set_process_name,
 )
-from support.forked_workers import import_tests
+from support.forked_workers import serve_collected
 
 _PARENTS = {
     **dict.fromkeys(
@@ -179,17 +179,21 @@ def main() -> None:
 def _main() -> None:
     kind, number, *arguments = sys.argv[1:]
     channel = socket.socket(fileno=int(number))
+
+    def serve() -> None:
+        for module in _LIBRARIES:
+            importlib.import_module(module)
+        if kind != "model":  # whose variables are those of libraries
+            _import_all()
+        assert threading.active_count() == 1, "no thread lives on in a fork"
+        gc.collect()
+        gc.freeze()
+        _serve(channel)
+
     if kind == "tests":
-        import_tests(arguments)
-    for module in _LIBRARIES:
-        importlib.import_module(module)
-    if kind != "model":  # whose variables are those of libraries
-        _import_all()
-    assert threading.active_count() == 1, "no thread lives on in a fork"
-    gc.unfreeze()
-    gc.collect()
-    gc.freeze()
-    _serve(channel)
+        serve_collected(arguments, serve)
+    else:
+        serve()
 
 
 def _import_all() -> None:
