@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -44,7 +44,7 @@ from support.engines.faults_in_rows import (
     snapshots_share_their_arrays,
     unmended,
 )
-from support.engines.probing import probed, without_compilation
+from support.engines.probing import Probed, probed, probed_a_little, without_compilation
 
 from machd.capabilities import batching_rules
 from machd.capabilities.batching_rules import continuous_batching
@@ -101,7 +101,7 @@ _KINDS = {
     "minimax_m3_vl": KvCacheKind.NESTED,
 }
 
-_MENDED_EVERY_RUN = {"gpt_bigcode", "plamo3"}
+_MENDED_EVERY_RUN = ("gpt_bigcode", "plamo3")
 """Models whose layers machd mends, those with the faults that every run plants."""
 
 _SEEN_NATS = 0.01
@@ -325,19 +325,23 @@ _FAULTS = (
 )
 
 
+_Probing = Callable[[str, Sequence[str]], Probed]
+
+
 def _cases() -> list[object]:
-    """One for each fault and variant: `make test` plants most faults, each on one of its models."""
+    """As the prober does, each fault on each variant; to a small extent, which every run does, most faults on one of theirs."""
     return [
         pytest.param(
             fault,
             variant,
-            id=f"{fault.plant.__name__}-{variant}-{'-'.join(fault.checks)}",
-            marks=()
-            if place == number % len(fault.variants) and not fault.is_long
-            else pytest.mark.long,
+            probing,
+            id=f"{fault.plant.__name__}-{variant}-{'-'.join(fault.checks)}-{probing.__name__}",
+            marks=pytest.mark.long if probing is probed else (),
         )
         for number, fault in enumerate(_FAULTS)
         for place, variant in enumerate(fault.variants)
+        for probing in (probed, probed_a_little)
+        if probing is probed or (place == number % len(fault.variants) and not fault.is_long)
     ]
 
 
@@ -347,16 +351,16 @@ def _no_compilation() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize(("fault", "variant"), _cases())
+@pytest.mark.parametrize(("fault", "variant", "probing"), _cases())
 def test_a_planted_fault_is_noticed(
-    fault: _Fault, variant: str, monkeypatch: pytest.MonkeyPatch
+    fault: _Fault, variant: str, probing: _Probing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every check that could see the fault fails, and says in figures what rows said instead."""
     if fault.variants == _ONE_OPERATION and native_kernels() is None:
         pytest.skip("make setup has found no compiler: mlx computes")
     fault.plant(monkeypatch)
 
-    found = probed(variant, fault.checks)
+    found = probing(variant, fault.checks)
 
     assert found.facts.kind is _KINDS[variant]
     for result in found.results:
@@ -378,18 +382,18 @@ def _assert_noticed(result: ProbeResult, raises: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "variant",
+    ("variant", "probing"),
     [
         # test_architectures.py has every check pass on models of most kinds of cache.
-        pytest.param(variant, marks=() if variant in _MENDED_EVERY_RUN else pytest.mark.long)
-        for variant in _KINDS
+        *((variant, probed_a_little) for variant in _MENDED_EVERY_RUN),
+        *(pytest.param(variant, probed, marks=pytest.mark.long) for variant in _KINDS),
     ],
 )
-def test_without_a_fault_the_same_checks_pass(variant: str) -> None:
+def test_without_a_fault_the_same_checks_pass(variant: str, probing: _Probing) -> None:
     """The checks that notice the faults above find none in the unchanged model."""
     checks = {check for fault in _FAULTS if variant in fault.variants for check in fault.checks}
 
-    found = probed(variant, sorted(checks))
+    found = probing(variant, sorted(checks))
 
     assert {(one.probe, one.outcome, one.detail) for one in found.results} == {
         (check, Outcome.PASSED, "") for check in checks
@@ -403,15 +407,18 @@ def test_every_kind_that_a_fault_touches_has_a_model() -> None:
 
 
 @pytest.mark.parametrize(
-    "variant",
-    [pytest.param(one, marks=() if one == "cohere2" else pytest.mark.long) for one in _WINDOWS],
+    ("variant", "probing"),
+    [
+        ("cohere2", probed_a_little),
+        *(pytest.param(one, probed, marks=pytest.mark.long) for one in _WINDOWS),
+    ],
 )
 def test_sinks_are_blocked_by_the_rule_and_without_it_by_measurement(
-    variant: str, monkeypatch: pytest.MonkeyPatch
+    variant: str, probing: _Probing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rotating cache that keeps four sinks: the rule says so, and the checks see what it loses."""
     sinks_are_kept(monkeypatch)
-    found = probed(variant, ("batch_parity", "window_overflow"))
+    found = probing(variant, ("batch_parity", "window_overflow"))
 
     assert found.facts.kind is _KINDS[variant]
     assert found.facts.keep_tokens == (4,)
