@@ -65,8 +65,7 @@ def test_rows_with_adapters_say_what_merged_weights_say_alone(
     """Whatever adapters the other rows have, and however prompts are cut; rows of the base keep their bits."""
     engine, rows = kind.engine(), mixed_rows(chunk_tokens)
 
-    assert kind.faults(engine, rows) == []
-    assert kind.base_faults(engine, rows) == []
+    assert kind.all_faults(engine, rows) == ([], [])
 
 
 def test_rows_of_the_serial_lane_have_adapters() -> None:

@@ -16,7 +16,7 @@ from machd_probes.play import GREEDY, DraftSchedule, Join, no_drafts, play
 from machd_probes.scripts import random_prompt
 from support.engines.adapters import TinyBase, adapted_engine, adapter_named
 from support.engines.parity import Alone, differences
-from support.engines.same_bits import said
+from support.engines.same_bits import bits, said
 
 NARROW, WIDE = adapter_named("narrow"), adapter_named("wide", scale=0.8)
 """Adapters of rank 4 and 7."""
@@ -75,22 +75,30 @@ class AdaptedRows:
         self, engine: MlxEngine, rows: Sequence[Join], drafts: DraftSchedule = no_drafts
     ) -> list[str]:
         """Return where rows with adapters say something else than the merged weights, but for noise."""
-        together = play(engine, rows, drafts=drafts)
+        return self._faults(rows, play(engine, rows, drafts=drafts))
+
+    def base_faults(self, engine: MlxEngine, rows: Sequence[Join]) -> list[int]:
+        """Return which rows of the base model have other bits than in an engine without adapters."""
+        return self._base_faults(rows, play(engine, rows))
+
+    def all_faults(self, engine: MlxEngine, rows: Sequence[Join]) -> tuple[list[str], list[int]]:
+        """Return both, of one play."""
+        together = play(engine, rows)
+        return self._faults(rows, together), self._base_faults(rows, together)
+
+    def _faults(self, rows: Sequence[Join], together: list[list[SampledToken]]) -> list[str]:
         return [
             f"row {number}, {row.sampling.adapters}: {fault}"
             for number, (row, tokens) in enumerate(zip(rows, together, strict=True))
             for fault in self._faults_of(row, tokens)
         ]
 
-    def base_faults(self, engine: MlxEngine, rows: Sequence[Join]) -> list[int]:
-        """Return which rows of the base model have other bits than in an engine without adapters."""
+    def _base_faults(self, rows: Sequence[Join], together: list[list[SampledToken]]) -> list[int]:
         expected = said(self.plain_engine(), [without_adapters(row) for row in rows])
         return [
             number
-            for number, (row, its, own) in enumerate(
-                zip(rows, said(engine, list(rows)), expected, strict=True)
-            )
-            if not row.sampling.adapters and its != own
+            for number, (row, tokens, own) in enumerate(zip(rows, together, expected, strict=True))
+            if not row.sampling.adapters and bits(tokens) != own
         ]
 
     def _faults_of(self, row: Join, tokens: list[SampledToken]) -> list[str]:

@@ -16,12 +16,13 @@ NOISE = 1e-3
 
 
 class Alone:
-    """The tokens of rows that run alone. Each row is computed once, by an engine of its own."""
+    """The tokens of rows that run alone. Each row is computed once, by an engine that has no other row then."""
 
     def __init__(self, make_engine: Callable[[], Engine]) -> None:
         """Take what makes an engine of the class under test."""
         self._make_engine = make_engine
         self._known: dict[Join, list[SampledToken]] = {}
+        self._idle_engine: Engine | None = None
 
     def differences(self, script: Script, together: list[list[SampledToken]]) -> list[str]:
         """Return where the script's rows said something else than alone."""
@@ -43,9 +44,16 @@ class Alone:
         known = self._known.get(row, [])
         if len(known) < join.given_tokens:
             # A row's first tokens are the same however many follow.
-            known = play(self._make_engine(), [replace(row, tokens=join.given_tokens)])[0]
-            self._known[row] = known
+            known = self._known[row] = self._play(replace(row, tokens=join.given_tokens))
         return known[: join.given_tokens]
+
+    def _play(self, row: Join) -> list[SampledToken]:
+        # An engine that failed is not used again.
+        engine, self._idle_engine = self._idle_engine or self._make_engine(), None
+        (tokens,) = play(engine, [row])
+        engine.reset()
+        self._idle_engine = engine
+        return tokens
 
 
 def differences(

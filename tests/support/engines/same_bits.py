@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from machd.engine.backend.native_kernels import native_kernels
+from machd.engine.protocol.step import SampledToken
 from machd.engine.step.mlx_engine import MlxEngine
 from machd_probes.play import Join, play
 
@@ -12,16 +15,14 @@ Said = list[tuple[int, float | None, tuple[tuple[int, float], ...]]]
 
 def said(engine: MlxEngine, rows: list[Join]) -> list[Said]:
     """Return what rows say that are computed together."""
+    return [bits(tokens) for tokens in play(engine, rows)]
+
+
+def bits(tokens: Sequence[SampledToken]) -> Said:
+    """Return what is compared of a row's tokens."""
     return [
-        [
-            (
-                one.token_id,
-                one.logprob,
-                tuple((top.token_id, top.logprob) for top in one.top_logprobs),
-            )
-            for one in tokens
-        ]
-        for tokens in play(engine, rows)
+        (one.token_id, one.logprob, tuple((top.token_id, top.logprob) for top in one.top_logprobs))
+        for one in tokens
     ]
 
 
