@@ -164,10 +164,17 @@ def test_row_may_begin_with_drafts(kind: TinyKind, lane: str) -> None:
 
 
 @_EACH_KIND_AND_LANE
-def test_caches_that_grow_are_right(kind: TinyKind, lane: str) -> None:
+@pytest.mark.parametrize(
+    "prompts",
+    [
+        # The first pass crosses the border with rejected drafts, and with accepted ones.
+        pytest.param((253, 255), id="at the border"),
+        pytest.param((250, 254, 256), id="around it", marks=pytest.mark.long),
+    ],
+)
+def test_caches_that_grow_are_right(kind: TinyKind, lane: str, prompts: Sequence[int]) -> None:
     """Drafts that cross the 256 positions of an allocation are rolled back."""
-    # Of recurrent states, whose prompts are computed token by token, the border itself.
-    for prompt_tokens in (253, 255) if kind is TinyKind.HYBRID_GDN else (250, 253, 254, 255, 256):
+    for prompt_tokens in prompts:
         rows = _rows(kind, lane)
         rows.join(Text(5, prompt_tokens, tokens=280))
         rows.draft([1], [4])

@@ -132,7 +132,7 @@ def test_steps_take_at_most_twice_their_estimate(
         chunk = replace(_chunk(slot_index, tokens), reserved_tokens=700, lane=lane)
         engine.run(StepPlan(prefill=(chunk,)))
         rows.append(slot_index)
-        for _ in range(3):
+        for _ in range(2):
             decoding = rows if lane is Lane.BATCH else rows[-1:]
             engine.run(StepPlan(decode=tuple(DecodeRow(one) for one in decoding)))
     engine.close()

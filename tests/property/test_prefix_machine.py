@@ -1050,6 +1050,7 @@ POSITIONAL = [
 ]
 STATEFUL = [NeedsNoState, StoresAhead, DropsCancelledPrompts, KeepsStateOfMore]
 FOUND_LATE = {
+    (PrefixMachine, EvictsPinned),
     (PrefixMachine, IgnoresSplits),
     (PrefixMachine, HashesWithoutNamespace),
     (PrefixMachine, ReadsAllAtOnce),
