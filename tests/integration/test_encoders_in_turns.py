@@ -16,6 +16,8 @@ from support.daemon.engine_processes import engines_of
 from support.daemon.operated_process import OperatedProcess, operated_process
 from support.daemon.scraping import scrape
 
+from machd.engine.loading.embedded_tokenizer import EMBEDDED_VOCABULARY_TOKENS
+
 _ONE_ENCODER_GB = 0.004
 """A tiny encoder takes 2.7 MB beside others."""
 
@@ -56,7 +58,7 @@ def _complete(http: httpx.Client, prompt: str) -> str:
 def _serve(tmp_path: Path) -> Callable[..., Any]:
     write_tiny_embedder(tmp_path / "one")
     write_tiny_embedder(tmp_path / "embedder", seed=1)
-    write_tiny_llama(tmp_path / "chat")
+    write_tiny_llama(tmp_path / "chat", vocabulary=EMBEDDED_VOCABULARY_TOKENS)
 
     def serve(other: str, memory_gb: float) -> Any:
         config = tmp_path / "machd.toml"

@@ -34,7 +34,7 @@ _ASKING = 3
 _ANSWER_TOKENS = 6
 _BEGINNINGS = 4
 _HEADER_BYTES = 1500
-_TEXT_BLOCKS = 26
+_TEXT_BLOCKS = 32
 """What the first beginning's texts and their answers are cut into."""
 _KILL_FLAGS = (
     "--continuous-batching", "--continuous-batching-max-b", "4", "--probe-on-start", "off",

@@ -39,14 +39,14 @@ def create_admin_app(context: AdminContext, token: AdminToken) -> ASGIApp:
     context.configuration.watch(context.feed.on_settings)
     context.configuration.watch(context.forget_pins)
     return AdminGate(
-        Pages(_routes(), "operator"),
+        Pages(routes(), "operator"),
         clock=context.clock,
         has={_CONTEXT_KEY: context, TOKEN_KEY: token},
     )
 
 
 @cache
-def _routes() -> Litestar:
+def routes() -> Litestar:
     """Build the routes; what they serve comes with each request."""
     return Litestar(
         [*ADMIN_HANDLERS, post_plain_page],

@@ -46,7 +46,7 @@ def create_app(
         has_operators = context.has_operators or bool(context.adapters)
         return has_operators and holds_admin_token(authorization)
 
-    app = _routes(tuple(settings.http.allowed_origins), has_metrics=settings.metrics.public)
+    app = routes(tuple(settings.http.allowed_origins), has_metrics=settings.metrics.public)
     has_page = settings.console.public
     return Gate(
         Pages(app, "playground") if has_page else app,
@@ -68,7 +68,7 @@ def create_app(
 
 
 @lru_cache(maxsize=4)
-def _routes(allowed_origins: Sequence[str], *, has_metrics: bool) -> Litestar:
+def routes(allowed_origins: Sequence[str], *, has_metrics: bool) -> Litestar:
     """Build the routes, which takes tens of milliseconds of the event loop; what they serve comes with each request."""
     handlers = [one for one in PUBLIC_HANDLERS if has_metrics or one is not get_metrics]
     failures = Failures(

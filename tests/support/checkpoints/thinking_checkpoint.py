@@ -6,6 +6,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
+from machd.engine.loading.embedded_tokenizer import EMBEDDED_VOCABULARY_TOKENS
 from support.checkpoints.tiny_checkpoint import write_tiny_llama
 
 _MARKERS = ("<think>", "</think>")
@@ -26,7 +27,7 @@ _CLOSING_GAIN = 1.9
 
 def write_thinking_llama(directory: Path) -> Path:
     """Write it in mlx-lm layout; returns the directory, which is made if it is not there."""
-    write_tiny_llama(directory, added_tokens=_MARKERS)
+    write_tiny_llama(directory, vocabulary=EMBEDDED_VOCABULARY_TOKENS, added_tokens=_MARKERS)
     (directory / "chat_template.jinja").write_text(_TEMPLATE, encoding="utf-8")
     path = str(directory / "model.safetensors")
     arrays = mx.load(path)
