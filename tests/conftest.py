@@ -61,7 +61,7 @@ from support.daemon.forked_programs import (  # noqa: E402 - remembers the varia
 )
 
 from machd.engine.backend.mlx_lm_import import import_mlx_lm  # noqa: E402
-from machd.engine.loading import embedded  # noqa: E402
+from machd.engine.loading import architecture, embedded  # noqa: E402
 from machd.engine.protocol.engine import Engine  # noqa: E402
 from machd.user_directories import user_cache_directory  # noqa: E402
 
@@ -109,6 +109,9 @@ def _modelled_once(
 # All daemons have the same handlers, and each would read their annotations again: half of a start.
 vars(litestar_signature)["ParsedSignature"].from_fn = _parsed_once
 vars(litestar_models)["SignatureModel"].create = _modelled_once
+
+# The same few files of mlx-lm would be parsed for each tokenizer that is opened: 15 ms.
+vars(architecture)["_constant"] = cache(vars(architecture)["_constant"])
 
 # No test speaks TLS, and each client reads all of the system's certificates for it: 22 ms of processor time.
 vars(httpx_transports)["create_ssl_context"] = cache(httpx_config.create_ssl_context)

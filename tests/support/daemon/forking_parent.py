@@ -204,6 +204,7 @@ def _import_all() -> None:
         import_mlx_lm,
         import_mlx_lm_tokenizers,
     )
+    from machd.engine.loading.architecture import tokenizer_defaults  # noqa: PLC0415
     from machd_probes.versions import probe_basis  # noqa: PLC0415
 
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # its threads would not live on in a child
@@ -214,10 +215,11 @@ def _import_all() -> None:
         import_mlx_lm_tokenizers()  # a driver of a GPU cannot be forked
     for module in (*PROGRAMS.values(), *(_LIBRARIES_OF_MLX if is_for_cpu else ())):
         importlib.import_module(module)
-    # What is kept: reading the sources takes 0.4 s, building the routes 0.1 s.
+    # What is kept, under pytest in part: reading the sources takes 0.4 s, building the routes 0.1 s.
     probe_basis(backend="cpu", blas=None)
     public_app.routes((), has_metrics=True)
     admin_app.routes()
+    tokenizer_defaults({"model_type": "llama"})
 
 
 if __name__ == "__main__":
