@@ -24,6 +24,7 @@ from support.daemon.forked_daemons import DaemonParent, ForkedDaemon, daemon_par
 from support.engines.dialogue import completion, told
 from support.engines.fake_engine import FakeEngine
 
+from machd.engine.loading.embedded_tokenizer import EMBEDDED_VOCABULARY_TOKENS
 from machd.engine.protocol.step import StepPlan
 
 ALICE = "k-alice-0123456789abcdef"
@@ -354,7 +355,15 @@ class _Watch:
 def test_tiny_memory_limit_is_kept(parent: DaemonParent, tmp_path: Path, prompts: int) -> None:
     """At every look, with memory that the system counts; a smaller one evicts at once, none keeps none."""
     # 49 kB a token, like a model of 135 million parameters.
-    model = str(write_tiny_llama(tmp_path / _TINY, layers=3, head_dim=64, kv_heads=32))
+    model = str(
+        write_tiny_llama(
+            tmp_path / _TINY,
+            vocabulary=EMBEDDED_VOCABULARY_TOKENS,
+            layers=3,
+            head_dim=64,
+            kv_heads=32,
+        )
+    )
     limit_mb, allowance = 20, 25 * _MB
     with (
         parent.running(model, "--cache-memory-mb", str(limit_mb)) as cached,

@@ -94,7 +94,7 @@ def _fill(path: Path) -> None:
     ("variables", "interval_s"),
     [
         ({"WATCHDOG_USEC": "2000000"}, 2.0),
-        ({"WATCHDOG_USEC": "2000000", "WATCHDOG_PID": str(os.getpid())}, 2.0),
+        ({"WATCHDOG_USEC": "2000000", "WATCHDOG_PID": "own"}, 2.0),
         ({"WATCHDOG_USEC": "2000000", "WATCHDOG_PID": "1"}, None),
         ({"WATCHDOG_USEC": "0"}, None),
         ({"WATCHDOG_USEC": "soon"}, None),
@@ -103,7 +103,10 @@ def _fill(path: Path) -> None:
 )
 def test_the_watchdog_is_ours_to_feed(variables: dict[str, str], interval_s: float | None) -> None:
     """The interval counts where it is a number, and where it is this process's."""
-    notifier = ServiceNotifier({"NOTIFY_SOCKET": "/nowhere", **variables}, ManualClock())
+    told = {
+        name: str(os.getpid()) if value == "own" else value for name, value in variables.items()
+    }
+    notifier = ServiceNotifier({"NOTIFY_SOCKET": "/nowhere", **told}, ManualClock())
     assert notifier.watchdog_interval_s == interval_s
 
 
