@@ -57,7 +57,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 from support.daemon.forked_programs import (  # noqa: E402 - remembers the variables above
     FORKS,
     fork_programs,
-    start_parent,
+    start_parent_of_workers,
 )
 
 from machd.engine.backend.mlx_lm_import import import_mlx_lm  # noqa: E402
@@ -125,7 +125,7 @@ def pytest_xdist_auto_num_workers() -> int:
 def pytest_xdist_setupnodes(config: pytest.Config, specs: list[XSpec]) -> None:
     """Have the workers forked."""
     if FORKS:
-        start_parent("tests", *config.invocation_params.args)
+        start_parent_of_workers(config.invocation_params.args)
         forked_workers.fork_workers(specs)
 
 

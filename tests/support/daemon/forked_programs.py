@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,8 @@ FORKED_ENGINE_NAME = "machd-engine"
 FORKED_TEMPLATE_NAME = "machd-template"
 """Names of processes that tests look for: the command line of one that was forked is its parent's."""
 
-_KINDS = {"support.forked_workers": "tests"}
-"""Whose parent has more in its memory than libraries."""
+_WORKER = "support.forked_workers"
+"""The program whose parent has tests in its memory."""
 
 PROCESS_NAMES = {
     "machd.cli.engine": FORKED_ENGINE_NAME,
@@ -115,8 +116,7 @@ class ForkedProgram(subprocess.Popen[Any]):
             "max_file_bytes": self._max_file_bytes,
             "numbers": [0, 1, 2, *pass_fds],
         }
-        parent = _parents.get(order["kind"]) or start_parent(order["kind"])
-        self.pid = parent.fork(order, [*streams, *pass_fds])
+        self.pid = _parent_of(order).fork(order, [*streams, *pass_fds])
         self._child_created = True
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
 
@@ -137,8 +137,7 @@ def _order(arguments: Any, environ: Mapping[str, str] | None) -> dict[str, Any] 
         else:
             continue
         variables = dict(os.environ if environ is None else environ)
-        is_model = rest[:1] == ["model"] and not _has_one_parent()
-        kind = _KINDS.get(module, "model" if is_model else "any")
+        kind = "model" if rest[:1] == ["model"] and _inherited is None else "any"
         # The linker read its variables once; what cv2 adds to them later means nothing to this process either.
         first = _FIRST_ENVIRON | {
             name: one for name, one in os.environ.items() if name.startswith("LD_")
@@ -169,6 +168,12 @@ def _named(environ: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]
 
 
 _FIRST_ENVIRON = dict(os.environ)
+
+
+def _parent_of(order: Mapping[str, Any]) -> Parent:
+    if order["module"] == _WORKER:
+        return _parent_of_workers[0]
+    return _inherited or _started_parents()[order["kind"]]
 
 
 class Parent:
@@ -203,37 +208,48 @@ class Parent:
         self._channel.close()
 
 
-_parents: dict[str, Parent] = {}
-"""Parents of this process's programs, by what they fork; a program that was forked itself may have inherited one."""
+_inherited: Parent | None = None
+"""Of a program that was forked itself: a parent of its own, of its descent."""
 
 
-def inherit(parent: Parent, kinds: Sequence[str]) -> None:
-    """Have this program's own programs of some kinds forked by a parent that is its child."""
-    _parents.update(dict.fromkeys(kinds, parent))
+def inherit(parent: Parent) -> None:
+    """Have this program's own programs forked by a parent that is its child."""
+    global _inherited  # noqa: PLW0603 - of this process
+    _inherited = parent
     fork_programs()
 
 
-def _has_one_parent() -> bool:
-    return "model" in _parents and _parents["model"] is _parents.get("any")
+@cache
+def _started_parents() -> Mapping[str, Parent]:
+    """Start a parent of this process's programs, of ``any``, and one of ``machd model``, which it forks halfway."""
+    return dict(zip(("any", "model"), _started(2), strict=True))
 
 
-def start_parent(kind: str, *arguments: str) -> Parent:
-    """Start a parent of this process's programs: of ``any``, of ``machd model``, or of workers that run ``tests``."""
-    channel, other = socket.socketpair()
-    command = (
-        *module_command("support.daemon.forking_parent"),
-        *(kind, str(other.fileno()), *arguments),
-    )
-    process = STARTED(command, env=_FIRST_ENVIRON, pass_fds=[other.fileno()])
-    other.close()
-    parent = _parents[kind] = Parent(channel)
+_parent_of_workers: list[Parent] = []
+
+
+def start_parent_of_workers(arguments: Sequence[str]) -> None:
+    """Start what forks workers of tests, which pytest finds with these arguments."""
+    _parent_of_workers[:] = _started(1, "tests", *arguments)
+
+
+def _started(count: int, *arguments: str) -> list[Parent]:
+    """Start a program of so many parents (:mod:`support.daemon.forking_parent`), which ends with this process."""
+    pairs = [socket.socketpair() for _ in range(count)]
+    numbers = [other.fileno() for _, other in pairs]
+    command = (*module_command("support.daemon.forking_parent"), *map(str, numbers), *arguments)
+    process = STARTED(command, env=_FIRST_ENVIRON, pass_fds=numbers)
+    for _, other in pairs:
+        other.close()
+    parents = [Parent(channel) for channel, _ in pairs]
 
     def end() -> None:
-        parent.close()
+        for parent in parents:
+            parent.close()
         process.wait()
 
     atexit.register(end)
-    return parent
+    return parents
 
 
 def set_process_name(name: str) -> None:

@@ -18,6 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -34,13 +35,8 @@ from support.daemon.forked_programs import (
 )
 from support.forked_workers import serve_collected
 
-_PARENTS = {
-    **dict.fromkeys(
-        ("machd.cli.main", "machd.cli.engine", "machd_probes.worker"), ("any", "model")
-    ),
-    "support.forked_workers": ("any",),
-}
-"""Programs that start some of their own, and of what kinds a fork of theirs may be the parent."""
+_PARENTS = {"machd.cli.main", "machd.cli.engine", "machd_probes.worker"}
+"""Programs that start some of their own."""
 
 _LIBRARIES = (
     *("machd.cli.commands", "machd.cli.config", "machd.cli.ctl", "machd.cli.model"),
@@ -122,7 +118,7 @@ def _become(order: dict[str, Any], descriptors: Sequence[int]) -> NoReturn:
     os.chdir(order["folder"])
     sys.argv[:] = order["arguments"]
     if order["module"] in _PARENTS and order["kind"] != "model":
-        _have_parent(_PARENTS[order["module"]])
+        _have_parent()
     code = _run_main(order["module"])
     if order.get("code_number"):
         os.write(order["code_number"], bytes([code]))
@@ -133,7 +129,7 @@ def _moved_up(descriptor: int) -> int:
     return fcntl.fcntl(descriptor, fcntl.F_DUPFD, 512)
 
 
-def _have_parent(kinds: Sequence[str]) -> None:
+def _have_parent() -> None:
     """Fork a parent of this program's own programs, while it has no thread."""
     channel, other = socket.socketpair()
     if os.fork() == 0:
@@ -149,7 +145,7 @@ def _have_parent(kinds: Sequence[str]) -> None:
         _serve(other)
         os._exit(0)
     other.close()
-    inherit(Parent(channel), kinds)
+    inherit(Parent(channel))
 
 
 def _run_main(module: str) -> int:
@@ -177,23 +173,34 @@ def main() -> None:
 
 
 def _main() -> None:
-    kind, number, *arguments = sys.argv[1:]
+    number, *others = sys.argv[1:]
     channel = socket.socket(fileno=int(number))
+    if others[:1] == ["tests"]:
+        serve_collected(others[1:], lambda: _serve_with_libraries(channel))
+        return
+    channel_of_model = socket.socket(fileno=int(others[0]))
+    for module in _LIBRARIES:
+        importlib.import_module(module)
+    if os.fork():
+        channel_of_model.close()
+        _serve_with_libraries(channel)
+    else:  # before anything has read the variables of libraries
+        channel.close()
+        _keep()
+        _serve(channel_of_model)
 
-    def serve() -> None:
-        for module in _LIBRARIES:
-            importlib.import_module(module)
-        if kind != "model":  # whose variables are those of libraries
-            _import_all()
-        assert threading.active_count() == 1, "no thread lives on in a fork"
-        gc.collect()
-        gc.freeze()
-        _serve(channel)
 
-    if kind == "tests":
-        serve_collected(arguments, serve)
-    else:
-        serve()
+def _serve_with_libraries(channel: socket.socket) -> None:
+    _import_all()
+    _keep()
+    _serve(channel)
+
+
+def _keep() -> None:
+    """Keep what is there out of all garbage collections, so that no fork copies it."""
+    assert threading.active_count() == 1, "no thread lives on in a fork"
+    gc.collect()
+    gc.freeze()
 
 
 def _import_all() -> None:
@@ -204,7 +211,7 @@ def _import_all() -> None:
         import_mlx_lm,
         import_mlx_lm_tokenizers,
     )
-    from machd.engine.loading.architecture import tokenizer_defaults  # noqa: PLC0415
+    from machd.engine.loading import architecture  # noqa: PLC0415
     from machd_probes.versions import probe_basis  # noqa: PLC0415
 
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # its threads would not live on in a child
@@ -215,11 +222,12 @@ def _import_all() -> None:
         import_mlx_lm_tokenizers()  # a driver of a GPU cannot be forked
     for module in (*PROGRAMS.values(), *(_LIBRARIES_OF_MLX if is_for_cpu else ())):
         importlib.import_module(module)
-    # What is kept, under pytest in part: reading the sources takes 0.4 s, building the routes 0.1 s.
+    # What is kept: reading the sources takes 0.4 s, building the routes 0.1 s, parsing mlx-lm's 15 ms for each tokenizer.
     probe_basis(backend="cpu", blas=None)
     public_app.routes((), has_metrics=True)
     admin_app.routes()
-    tokenizer_defaults({"model_type": "llama"})
+    vars(architecture)["_constant"] = cache(vars(architecture)["_constant"])
+    architecture.tokenizer_defaults({"model_type": "llama"})
 
 
 if __name__ == "__main__":
