@@ -15,6 +15,8 @@ from support.clocks.polling import CEILING_S
 from support.daemon.engine_processes import engine_of
 from support.daemon.serve_process import ServeProcess
 
+from machd.engine.loading.embedded_tokenizer import EMBEDDED_VOCABULARY_TOKENS
+
 _WORDS = [
     "alpha",
     "beta",
@@ -38,7 +40,9 @@ _ROOM_BYTES = 600_000_000
 def _checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that computes little and keeps 131 KB of keys and values a token."""
     path = tmp_path_factory.mktemp("wide") / "wide"
-    return write_tiny_llama(path, layers=8, head_dim=128, kv_heads=16)
+    return write_tiny_llama(
+        path, vocabulary=EMBEDDED_VOCABULARY_TOKENS, layers=8, head_dim=128, kv_heads=16
+    )
 
 
 def _daemon(checkpoint: Path, *, ulimit: str | None = None) -> ServeProcess:
