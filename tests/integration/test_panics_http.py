@@ -136,7 +136,7 @@ async def _raise_before(_scope: Any, _receive: Any, _send: Any) -> None:
 
 async def test_the_admin_api_answers_a_panic_in_the_envelope() -> None:
     """Its gate is the outermost layer there."""
-    gate: Any = AdminGate(_raise_before, clock=SystemClock(), has={})
+    gate: Any = AdminGate(_raise_before, clock=SystemClock(), state={})
     transport = httpx.ASGITransport(gate)
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
         answer = await client.get("/admin/status")

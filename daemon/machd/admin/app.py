@@ -41,13 +41,13 @@ def create_admin_app(context: AdminContext, token: AdminToken) -> ASGIApp:
     return AdminGate(
         Pages(routes(), "operator"),
         clock=context.clock,
-        has={_CONTEXT_KEY: context, TOKEN_KEY: token},
+        state={_CONTEXT_KEY: context, TOKEN_KEY: token},
     )
 
 
 @cache
 def routes() -> Litestar:
-    """Build the routes; what they serve comes with each request."""
+    """Build the routes, once; what they serve is in the state of each request."""
     return Litestar(
         [*ADMIN_HANDLERS, post_plain_page],
         dependencies={

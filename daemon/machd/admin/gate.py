@@ -31,12 +31,12 @@ MAX_OPEN_REQUESTS = ADMIN_CONNECTIONS
 class AdminGate:
     """Stamps requests and turns away what no operator sends."""
 
-    def __init__(self, app: ASGIApp, *, clock: Clock, has: Mapping[str, object]) -> None:
-        """Guard ``app``, whose requests find what it ``has``."""
+    def __init__(self, app: ASGIApp, *, clock: Clock, state: Mapping[str, object]) -> None:
+        """Guard ``app``, whose handlers find ``state`` on each request."""
         self._app = app
         self._answer = always_answered(app)
         self._clock = clock
-        self._has = has
+        self._state = state
         self._open_count = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -46,7 +46,7 @@ class AdminGate:
             return
         headers = dict(scope["headers"])
         arrived_s = self._clock.monotonic_s()
-        stamped = stamp(scope, ADMIN_ENVELOPE, arrived_s=arrived_s, has=self._has)
+        stamped = stamp(scope, ADMIN_ENVELOPE, arrived_s=arrived_s, state=self._state)
 
         async def send_stamped(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -134,11 +134,11 @@ class ApiKeys:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who may ask an application.
+    """The keys that an application takes.
 
     Attributes:
-        api_keys: Clients.
-        holds_admin_token: Finds operators, where they may ask.
+        api_keys: Of clients.
+        holds_admin_token: Tells operators, where they may ask.
     """
 
     api_keys: ApiKeys

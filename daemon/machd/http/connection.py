@@ -214,7 +214,7 @@ class ClientConnection(H11Protocol):
         error = InvalidRequestError(self.conn.problem)
         scope = cast(Scope, {"type": "http", "path": self.conn.path, "headers": []})
         envelope = self._envelope_of(scope)
-        request_id = stamp(scope, envelope, arrived_s=0.0, has={})
+        request_id = stamp(scope, envelope, arrived_s=0.0, state={})
         body = envelope.encode(error, request_id)
         headers = [
             (b"content-type", b"application/json"),

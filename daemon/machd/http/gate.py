@@ -68,9 +68,9 @@ class Gate:
         max_connections: int,
         open_requests: OpenRequests,
         on_refusal: OnRefusal,
-        has: Mapping[str, object],
+        state: Mapping[str, object],
     ) -> None:
-        """Guard ``app``, whose requests find what it ``has``; ``on_refusal`` is told the code of a refusal for want of room.
+        """Guard ``app``, whose handlers find ``state`` on each request; ``on_refusal`` is told of refusals for want of room.
 
         Hosts in ``allowed_hosts`` are taken beside IP addresses and loopback names; ``*`` is all. Health counts for no limit.
         Where machd ``has_page``, that page may call it.
@@ -87,7 +87,7 @@ class Gate:
         )
         self._open_requests = open_requests
         self._on_refusal = on_refusal
-        self._has = {**has, ON_REFUSAL_KEY: on_refusal}
+        self._state = {**state, ON_REFUSAL_KEY: on_refusal}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
@@ -97,7 +97,9 @@ class Gate:
         headers = dict(scope["headers"])
         envelope = self._envelope_of(scope)
         arrived_s = self._clock.monotonic_s()
-        stamped = stamp(scope, envelope, arrived_s=arrived_s, has=self._has, trace=_trace(scope))
+        stamped = stamp(
+            scope, envelope, arrived_s=arrived_s, state=self._state, trace=_trace(scope)
+        )
         id_headers = [(name, stamped.encode()) for name in envelope.id_headers]
         lease = lend(scope, self._open_requests.bodies)
 
@@ -121,7 +123,9 @@ class Gate:
 
     async def _open_socket(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a web socket on, or refuse it; what its client asks for then counts as requests of their own."""
-        stamp(scope, self._envelope_of(scope), arrived_s=self._clock.monotonic_s(), has=self._has)
+        stamp(
+            scope, self._envelope_of(scope), arrived_s=self._clock.monotonic_s(), state=self._state
+        )
         refusal = self._refusal(scope["path"], dict(scope["headers"]))
         if refusal is None:
             await self._app(scope, receive, send)

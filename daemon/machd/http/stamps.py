@@ -1,4 +1,4 @@
-"""Stamps of the gate on every request: an id, an arrival time, a trace, the envelope of errors, and what its application has."""
+"""Stamps of the gate on every request: an id, an arrival time, a trace, the envelope of errors, and the application's state."""
 
 from __future__ import annotations
 
@@ -23,21 +23,22 @@ def stamp(
     envelope: Envelope,
     *,
     arrived_s: float,
-    has: Mapping[str, object],
+    state: Mapping[str, object],
     trace: TraceContext | None = None,
 ) -> str:
     """Write them on a request; returns its id, which is the client's own if that looks like one.
 
-    Routes are built once and serve the applications of all settings, which differ in what they ``have``.
+    The ``state`` is the application's: each change of settings makes another application, and all of them have the same routes.
     """
     given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
     stamped = given if _REQUEST_ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
-    state = scope.setdefault("state", {})
-    state.update(has)
-    state[_REQUEST_ID_KEY] = stamped
-    state[_ARRIVED_KEY] = arrived_s
-    state[_TRACE_KEY] = trace
-    state[_ENVELOPE_KEY] = envelope
+    own = {
+        _REQUEST_ID_KEY: stamped,
+        _ARRIVED_KEY: arrived_s,
+        _TRACE_KEY: trace,
+        _ENVELOPE_KEY: envelope,
+    }
+    scope.setdefault("state", {}).update(state, **own)
     return stamped
 
 
