@@ -94,7 +94,8 @@ def _text(answer: httpx.Response) -> str:
 def test_load_beyond_a_memory_limit_is_answered(checkpoint: Path, requests: int) -> None:
     """Every request gets the answer that it gets without a limit: rows are suspended, and resumed."""
     bodies = _bodies(requests)
-    with _daemon(checkpoint) as daemon:
+    # Started as the limited one is: one that was forked has other addresses in use.
+    with _daemon(checkpoint, ulimit="-v unlimited") as daemon:
         idle_bytes = engine_of(daemon.process.pid).memory_info().vms
         expected = [_text(one) for one in _answers(daemon.url, bodies, clients=_CLIENTS)]
 
