@@ -36,9 +36,8 @@ if TYPE_CHECKING:
     from machd.engine.loading.loader import LoadedModel  # imports mlx, which comes after the BLAS
 
 # The tests of one worker leave the other cores to the other workers. A second BLAS thread would spin
-# there: it takes twice the time on busy cores.
-if "PYTEST_XDIST_WORKER" in os.environ:
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# there: it takes twice the time on busy cores. And none would live on in a fork.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # Before anything imports mlx: the tests measure and prove what the daemon runs.
 choose_blas(os.environ.get("LME_BLAS", "auto"))

@@ -1,9 +1,29 @@
-"""xdist's distribution of whole files to workers, at a price that does not grow with the square of the tests."""
+"""xdist's distribution of whole files to workers: mixed, and at a price that does not grow with the square of the tests."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import PurePosixPath
+
 from xdist.scheduler.loadfile import LoadFileScheduling
 from xdist.workermanage import WorkerController
+
+
+def mixed(files: Iterable[str]) -> list[str]:
+    """Return these files with those of each folder of ``tests`` spread evenly over the run, each folder's in their order.
+
+    Tests of one folder are alike: where all workers run those that wait for other processes, the cores have nothing to do.
+    """
+    folders = defaultdict(list)
+    for file in files:
+        folders[PurePosixPath(file).parts[:2]].append(file)
+    shares = [
+        ((place + 0.5) / len(those), file)
+        for those in folders.values()
+        for place, file in enumerate(those)
+    ]
+    return [file for _, file in sorted(shares)]
 
 
 class FileScheduling(LoadFileScheduling):  # type: ignore[misc]  # xdist is untyped
@@ -31,6 +51,8 @@ class FileScheduling(LoadFileScheduling):  # type: ignore[misc]  # xdist is unty
         """Give a worker the next file; all of them have collected the same tests."""
         if self._places is None:
             self._places = {test: place for place, test in enumerate(self.collection or ())}
+            for file in mixed(self.workqueue):
+                self.workqueue.move_to_end(file)
         file, tests = self.workqueue.popitem(last=False)
         self.assigned_work[node][file] = tests
         node.send_runtest_some([self._places[test] for test in tests])

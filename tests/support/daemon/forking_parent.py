@@ -214,7 +214,6 @@ def _import_all() -> None:
     from machd.engine.loading import architecture  # noqa: PLC0415
     from machd_probes.versions import probe_basis  # noqa: PLC0415
 
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # its threads would not live on in a child
     is_for_cpu = choose_blas("auto").library is not None
     if is_for_cpu:
         import_mlx_lm()
