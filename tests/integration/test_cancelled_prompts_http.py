@@ -33,7 +33,7 @@ class _Served:
 
     @property
     def prompt(self) -> list[int]:
-        return [1000 + at * 7 % 20_000 for at in range(_PROMPT_TOKENS[self.model])]
+        return [1000 + at * 7 % 1000 for at in range(_PROMPT_TOKENS[self.model])]
 
 
 @pytest.fixture(
