@@ -194,7 +194,7 @@ def test_page_says_that_an_engine_process_was_killed_and_comes_back(
     """While it is replaced its requests wait, and go on afterwards."""
     assert operated.ask("org/beta", _SHORT).result(CEILING_S).startswith("200 ")
     page = open_page()
-    answer = operated.ask("org/beta")
+    answer = operated.ask("org/beta", max_tokens=1000)
     expect(_rows(page, "Running requests")).to_have_count(1)
 
     os.kill(operated.daemon.processes[-1].pid, signal.SIGKILL)

@@ -28,6 +28,9 @@ from support.every_run import sampled
 _CHAT, _MESSAGES, _RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 _QUESTION = {"type": "text", "text": "What is this?"}
 _STREAM_TOKENS = 200
+_PAUSE_S = 0.1
+"""Between two streams, which would take all of a core."""
+
 _MAX_PIXELS = 1_000_000
 _MAX_BYTES = 3_000_000
 
@@ -72,7 +75,7 @@ def _served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Served]:
         ended = threading.Event()
 
         def stream() -> None:
-            while not ended.is_set():
+            while not ended.wait(_PAUSE_S):
                 served.beside.append(_streamed(daemon.url))
 
         beside = threading.Thread(target=stream)
