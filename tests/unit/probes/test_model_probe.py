@@ -74,19 +74,29 @@ def test_unknown_code_is_measured_and_remembered(make_probe: MakeProbe) -> None:
     assert again.measure_next(engine) is None
 
 
+_TELLS_BLAS = """
+import os, pathlib, sys, time
+
+seen, may_end = map(pathlib.Path, sys.argv[1:])
+seen.write_text(os.environ["LME_BLAS"])
+while not may_end.exists():
+    time.sleep(0.01)
+"""
+
+
 def test_a_small_model_is_measured_with_the_library_of_the_daemon(tmp_path: Path) -> None:
     """The worker is told which BLAS to load: its results are kept as that library's."""
-    seen = tmp_path / "seen"
-    script = "import os, pathlib, sys; pathlib.Path(sys.argv[1]).write_text(os.environ['LME_BLAS'])"
+    seen, may_end = tmp_path / "seen", tmp_path / "may end"
     probe = ModelProbe(
         tmp_path,
         model_path=str(tmp_path / "nowhere"),
         blas="/lib/libmine.so",
         environ={"LME_BLAS": "auto"},
-        worker_command=(sys.executable, "-c", script, str(seen)),
+        worker_command=(sys.executable, "-c", _TELLS_BLAS, str(seen), str(may_end)),
     )
     found = probe.measure_next(make_engine(tiny_loaded("llama"))) or ()
     assert {one.outcome for one in found} == {Outcome.MEASURING}
+    may_end.touch()
     wait_until(lambda: not probe.is_measuring, "the worker has ended")
     assert seen.read_text("utf-8") == "/lib/libmine.so"
 
