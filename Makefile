@@ -5,7 +5,7 @@
 MACHD := .venv/bin/machd
 # Tests start many processes, each of which would compile the sources again.
 export PYTHONDONTWRITEBYTECODE :=
-# In the order of the folders, so that files of many quick tests come last and fill what the slow ones leave.
+# A file is one worker's; tests/support/file_scheduling.py spreads them.
 SIDE_BY_SIDE := --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 help: ## this list

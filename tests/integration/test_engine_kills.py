@@ -69,7 +69,7 @@ def test_answers_are_those_of_a_daemon_left_alone_when_its_engine_process_is_kil
 ) -> None:
     """Streams and plain requests of every kind, in four dialects, token for token and with the same usage."""
     asked = questions(model, longest_tokens=longest_tokens)
-    # Of these moments the first comes after a quarter of a second, when no answer is whole yet.
+    # Of these moments the first comes after a quarter of the time, when few answers are whole.
     killed = EngineKills(server, seed=3, max_pause_s=0.5)
     with ThreadPoolExecutor(32) as pool:
         ask = partial(ask_streams_and_whole, server.url, asked, pool, streams=streams, whole=whole)

@@ -22,6 +22,8 @@ WAYS = (signal.SIGKILL, signal.SIGSEGV, BEYOND_LIMIT, signal.SIGSTOP)
 """In turn. The last one ends nothing: the process hangs, and the front ends it."""
 
 _FIRST_WITHIN_S = 1.0
+"""The longest time to the first end, or as long as all answers take undisturbed."""
+
 _LOAD_KILLED_WITHIN_S = 0.5
 """Shorter than any model takes to load."""
 
@@ -65,14 +67,21 @@ class EngineKills:
         """Ends that the daemon has counted since."""
         return self._restarts() - self._restarts_before
 
-    def disturb(self, answers: Sequence[Future[object]], most: int) -> None:
+    def disturb(
+        self, answers: Sequence[Future[object]], most: int, *, undisturbed_s: float
+    ) -> None:
         """End processes while answers are made, until few are open or so many have ended.
 
         The first one ends wherever the requests are: read, encoded, queued, prefilled or decoded. A further one does
         when some answers more are whole, because processes that end one after the other without one are a fault.
+
+        Args:
+            answers: All that were asked for just now.
+            most: Processes that may end.
+            undisturbed_s: How long answers like these take when no process ends.
         """
         last = self.count + most
-        time.sleep(self._random.random() * _FIRST_WITHIN_S)
+        time.sleep(self._random.random() * min(_FIRST_WITHIN_S, undisturbed_s))
         assert _whole(answers) < len(answers), "the first end is while answers are made"
         self.end_one()
         while self.count < last:
@@ -148,12 +157,14 @@ def assert_answers_stay(
     Returns:
         The answers, in the order in which they are asked for.
     """
+    begun_s = time.monotonic()
     expected = [one.result(CEILING_S) for one in ask()]
+    undisturbed_s = time.monotonic() - begun_s
     while killed.count < kills:
         if are_caches_cold:
             killed.end_one()
         answers = ask()
-        killed.disturb(answers, kills - killed.count)
+        killed.disturb(answers, kills - killed.count, undisturbed_s=undisturbed_s)
         said = [one.result(CEILING_S) for one in answers]
         for number, (one, undisturbed) in enumerate(zip(said, expected, strict=True)):
             assert one == undisturbed, number

@@ -77,7 +77,7 @@ def test_unknown_code_is_measured_and_remembered(make_probe: MakeProbe) -> None:
 _TELLS_BLAS = """
 import os, pathlib, sys, time
 
-seen, may_end = map(pathlib.Path, sys.argv[1:])
+seen, may_end = map(pathlib.Path, sys.argv[1:3])
 seen.write_text(os.environ["LME_BLAS"])
 while not may_end.exists():
     time.sleep(0.01)
