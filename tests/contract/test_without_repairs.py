@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 from support.clocks.polling import CEILING_S
 from support.engines.architectures import MENDED
 from support.engines.probing import without_compilation
+from unit.probes import worker_without_repairs
 
 from machd.capabilities.verdict import Support
 from machd.capabilities.verdicts import judge
@@ -19,16 +19,6 @@ from machd.errors import ModelArchitectureError
 from machd_probes import model_probe
 from machd_probes.model_probe import ModelProbe
 from machd_probes.prober import tiny_loaded
-
-_SCRIPT = """
-from machd.engine.backend.mlx_lm_import import import_mlx_lm
-import_mlx_lm()
-from machd.engine.kernels import batchable
-batchable._MENDED.clear()
-from machd_probes.worker import main
-main()
-"""
-_COMMAND = (sys.executable, "-P", "-c", _SCRIPT)
 
 _WRONG_ALONE = {"plamo3"}
 """Wrong by itself, whoever is beside it: company changes nothing."""
@@ -56,7 +46,9 @@ def _without_repairs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_it_is_found_out_at_the_start(variant: str, tmp_path: Path) -> None:
     """The matrix does not speak for it, and a small model of the same code shows what is wrong."""
     engine = make_engine(tiny_loaded(variant))
-    probe = ModelProbe(tmp_path, model_path="/nowhere", worker_command=_COMMAND)
+    probe = ModelProbe(
+        tmp_path, model_path="/nowhere", worker_command=worker_without_repairs.COMMAND
+    )
     assert judge(engine.model.cache).continuous_batching.support is not Support.BLOCKED
 
     assert probe.recall(engine) == ()

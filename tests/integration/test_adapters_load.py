@@ -1,4 +1,4 @@
-"""More adapters than fit into memory, asked for at random on a real model: each answer is its adapter's own."""
+"""More adapters than fit into memory, asked for at random: each answer is its adapter's own."""
 
 from __future__ import annotations
 
@@ -8,19 +8,30 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.checkpoints.adapters import mlx_lm_config, mlx_lm_tensors, random_adapter, write_mlx_lm
+from support.checkpoints.adapters import (
+    mlx_lm_config,
+    mlx_lm_tensors,
+    random_adapter,
+    write_mlx_lm,
+)
+from support.checkpoints.tiny_checkpoint import write_tiny_llama
 from support.clients.cached_answers import Answer, Asked, ask, ask_streamed
 from support.daemon.engine_processes import engines_of
 from support.daemon.serve_process import ServeProcess
 
-from machd.engine.adapters.low_rank import BaseLayer
+from machd.engine.adapters.low_rank import BaseLayer, BaseLayers
 
-_BASE = {
-    f"model.layers.{layer}.self_attn.{name}": BaseLayer(576, 576, heads=9)
-    for layer in range(30)
-    for name in ("q_proj", "o_proj")
-}
-"""Layers of the embedded model."""
+
+def _projections(layers: int, width: int, heads: int) -> BaseLayers:
+    return {
+        f"model.layers.{layer}.self_attn.{name}": BaseLayer(width, width, heads=heads)
+        for layer in range(layers)
+        for name in ("q_proj", "o_proj")
+    }
+
+
+_TINY, _EMBEDDED = _projections(2, 64, 4), _projections(30, 576, 9)
+"""Layers of the two models."""
 
 _CONFIG = """
 [continuous_batching]
@@ -46,23 +57,31 @@ def _asked(name: str, number: int) -> Asked:
 
 @pytest.mark.usefixtures("embedded_model_path")
 @pytest.mark.parametrize(
-    ("adapters", "max_loaded", "requests", "kills"),
-    [(3, 2, 16, 1), pytest.param(100, 8, 2000, 5, marks=pytest.mark.long)],
+    ("base", "adapters", "max_loaded", "requests", "kills"),
+    [
+        pytest.param(_TINY, 3, 2, 16, 1, id="tiny-3"),
+        pytest.param(_EMBEDDED, 100, 8, 2000, 5, id="embedded-100", marks=pytest.mark.long),
+    ],
 )
 def test_each_answer_is_its_adapters_own(
-    tmp_path: Path, adapters: int, max_loaded: int, requests: int, kills: int
+    tmp_path: Path, base: BaseLayers, adapters: int, max_loaded: int, requests: int, kills: int
 ) -> None:
     """Beside others, with adapters that come and go, and with an engine process that is killed meanwhile."""
     directory = tmp_path / "adapters"
-    names = ["smollm2-135m-instruct", *(f"adapter-{number}" for number in range(adapters))]
+    model = "smollm2-135m-instruct" if base is _EMBEDDED else "tiny"
+    names = [model, *(f"adapter-{number}" for number in range(adapters))]
     for number, name in enumerate(names[1:]):
-        adapter = random_adapter(_BASE, seed=number, rank=2 + number % 7, scale=0.02)
+        scale = 0.02 if base is _EMBEDDED else 2.0
+        adapter = random_adapter(base, seed=number, rank=2 + number % 7, scale=scale)
         write_mlx_lm(directory / name, mlx_lm_tensors(adapter), mlx_lm_config(adapter))
     config = tmp_path / "machd.toml"
     config.write_text(_CONFIG.format(directory=directory, max_loaded=max_loaded))
     questions = [(name, number) for name in names for number in range(_QUESTIONS)]
     chosen = random.Random(3).choices(questions, k=requests)
-    with ServeProcess("--config", str(config)) as daemon:
+    arguments = ["--config", str(config)]
+    if model == "tiny":
+        arguments += [str(write_tiny_llama(tmp_path / model)), "--probe-on-start=off"]
+    with ServeProcess(*arguments) as daemon:
         expected = {one: ask(daemon.url, _asked(*one)).texts for one in questions}
 
         def answer(index: int) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Real models behind one address at random: no answer is cut, and each says what its model says alone."""
+"""Models behind one address at random: no answer is cut, and each says what its model says alone."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import httpx
 import psutil
 import pytest
 from integration.test_check_command import write_architecture
+from support.checkpoints.tiny_checkpoint import write_tiny_llama
 from support.clients.cached_answers import Asked, ask, ask_streamed
 from support.clocks.polling import CEILING_S
 from support.daemon.engine_processes import engines_of
@@ -33,8 +34,8 @@ _LOOK_S = 0.2
 _PATIENCE_S = 600.0
 """How long clients and daemon wait for a model: hundreds of requests in turns on a slow machine take their time."""
 
-_BUDGET_GB = 0.36
-"""Room for two: the embedded model needs 0.25 GB, the mixture of experts 0.22, the hybrid one little."""
+_BUDGETS_GB = {"tiny": 0.25, "real": 0.37}
+"""Room for two: tiny models need 0.1 GB each, the embedded one 0.25, the generated mixture of experts 0.22."""
 
 _TURN_S = 5
 _SHORT_TURN_S = 2
@@ -54,6 +55,8 @@ path = "{experts}"
 kv_budget_gb = 0.1
 [models.hybrid]
 path = "{hybrid}"
+[models.hybrid.continuous_batching]
+kv_budget_gb = 0.1
 [models.broken]
 path = "{broken}"
 [continuous_batching]
@@ -92,35 +95,41 @@ class _Question:
         )
 
 
-@pytest.fixture(name="config", scope="module")
-def _config(
-    tmp_path_factory: pytest.TempPathFactory, embedded_model_path: Path
-) -> Callable[[int], Path]:
-    """Writes the configuration, of turns of so many seconds, beside the checkpoints that it names."""
-    directory = tmp_path_factory.mktemp("models")
+Write = Callable[[int, str], Path]
+
+
+@pytest.fixture(name="write_config")
+def _write_config(tmp_path: Path, embedded_model_path: Path) -> Write:
+    """Writes the configuration, of turns of so many seconds and tiny or real models, beside the checkpoints that it names."""
     shape = MoeShape(hidden=256, inner=128, layers=4, experts=8)
-    paths = {
-        "small": embedded_model_path,
-        "experts": write_generated_checkpoint(
-            directory / "experts", shape, user_cache_directory(os.environ)
-        ),
-        "hybrid": write_architecture(directory / "hybrid", "qwen3_next"),
-        "broken": directory / "nowhere",
-    }
-    token = directory / "token"
+    token = tmp_path / "token"
     token.write_text(_TOKEN)
     token.chmod(0o600)
 
-    def config(turn_s: int) -> Path:
-        path = directory / "machd.toml"
+    def write(turn_s: int, models: str) -> Path:
+        small, experts = tmp_path / "small", tmp_path / "experts"
+        if models == "tiny":
+            write_tiny_llama(small)
+            write_architecture(experts, "qwen2_moe")
+        else:
+            small = embedded_model_path
+            write_generated_checkpoint(experts, shape, user_cache_directory(os.environ))
+        paths = {
+            "small": small,
+            "experts": experts,
+            "hybrid": write_architecture(tmp_path / "hybrid", "qwen3_next"),
+            "broken": tmp_path / "nowhere",
+        }
+        budget = _BUDGETS_GB[models]
+        path = tmp_path / "machd.toml"
         path.write_text(
             _CONFIG.format(
-                budget=_BUDGET_GB, turn_s=turn_s, patience_s=_PATIENCE_S, token=token, **paths
+                budget=budget, turn_s=turn_s, patience_s=_PATIENCE_S, token=token, **paths
             )
         )
         return path
 
-    return config
+    return write
 
 
 class _Operator:
@@ -269,20 +278,20 @@ def _send(url: str, question: _Question, kind: str) -> tuple[str, ...] | None:
     return (ask_streamed if kind == "streamed" else ask)(url, question.asked).texts
 
 
-@pytest.mark.usefixtures("embedded_model_path")
 @pytest.mark.parametrize(
-    ("requests", "duration_s", "look_s", "kill_interval_s"),
+    ("models", "requests", "duration_s", "look_s", "kill_interval_s"),
     [
-        (8, 3.0, 0.2, None),
-        pytest.param(24, 12.0, 0.5, None, marks=pytest.mark.long),
-        pytest.param(60, 60.0, 0.5, 20.0, marks=pytest.mark.long),
-        pytest.param(600, 600.0, 0.5, None, marks=pytest.mark.long),
-        pytest.param(600, 600.0, 0.5, 20.0, marks=pytest.mark.long),
+        ("tiny", 8, 3.0, 0.2, None),
+        pytest.param("real", 24, 12.0, 0.5, None, marks=pytest.mark.long),
+        pytest.param("real", 60, 60.0, 0.5, 20.0, marks=pytest.mark.long),
+        pytest.param("real", 600, 600.0, 0.5, None, marks=pytest.mark.long),
+        pytest.param("real", 600, 600.0, 0.5, 20.0, marks=pytest.mark.long),
     ],
     ids=["8", "24", "60-killed", "600", "600-killed"],
 )
 def test_no_answer_is_cut_and_each_is_its_models_own(
-    config: Callable[[int], Path],
+    write_config: Write,
+    models: str,
     requests: int,
     duration_s: float,
     look_s: float,
@@ -297,7 +306,7 @@ def test_no_answer_is_cut_and_each_is_its_models_own(
     numbers = random.Random(5)
     kinds = numbers.choices(["plain", "streamed", "left", "broken"], [44, 44, 9, 3], k=requests)
     chosen = [numbers.choice(questions) for _ in kinds]
-    path = config(_TURN_S)
+    path = write_config(_TURN_S, models)
     with ServeProcess("--config", str(path)) as daemon:
         # By model, so that each is loaded once.
         expected = {
@@ -322,16 +331,15 @@ def test_no_answer_is_cut_and_each_is_its_models_own(
         ):
             texts = list(pool.map(send, times, chosen, kinds))
 
-    assert 0 < operator.most_reserved_bytes <= _BUDGET_GB * 1e9
+    assert 0 < operator.most_reserved_bytes <= _BUDGETS_GB[models] * 1e9
     for question, text in zip(chosen, texts, strict=True):
         assert text in {None, expected[question]}
 
 
 @pytest.mark.long  # every run has it of the rules, in property/test_model_turns.py
-@pytest.mark.usefixtures("embedded_model_path")
 @pytest.mark.parametrize(("duration_s", "turn_s"), [(5.0, _SHORT_TURN_S), (300.0, _TURN_S)])
 def test_no_model_waits_longer_than_a_turn_and_one_load_of_another(
-    config: Callable[[int], Path], duration_s: float, turn_s: int
+    write_config: Write, duration_s: float, turn_s: int
 ) -> None:
     """Each is asked all the time, with room for two: no stream is silent for longer than that, its own load and its share.
 
@@ -339,7 +347,7 @@ def test_no_model_waits_longer_than_a_turn_and_one_load_of_another(
     """
     names = ("small", "experts", "hybrid") * 2
     silences_s, answers_s = dict.fromkeys(names, 0.0), list[float]()
-    with ServeProcess("--config", str(config(turn_s))) as daemon:
+    with ServeProcess("--config", str(write_config(turn_s, "real"))) as daemon:
         for name in names:
             asked_s = time.monotonic()
             ask(daemon.url, _Question(name, 1).asked)

@@ -34,9 +34,13 @@ class RenderedRequest:
         places = self.prepared.places
         return None if places is None else places.at(tokens)
 
-    def first_token(self, is_wanted: Callable[[PromptPlace], bool], start: int = 0) -> int | None:
-        """Return the first token from ``start`` on whose place is wanted; None if there is none, or places are not known."""
-        return next((at for at in range(start, len(self.prompt)) if self._is(is_wanted, at)), None)
+    def first_of_part(self, is_wanted: Callable[[PromptPlace], bool], start: int = 0) -> int | None:
+        """Return the first token from ``start`` on whose part or message is wanted; None if there is none, or none is known."""
+        for place, tokens in self.part_tokens(start):
+            if place is not None and is_wanted(place):
+                return start
+            start += tokens
+        return None
 
     def token_behind(self, message_index: int, character: int = 0) -> int | None:
         """Return the first token at or behind a character of a message; None if there is none, or places are not known."""
@@ -47,13 +51,14 @@ class RenderedRequest:
             is_inside = place.message_index == message_index and place.part is PromptPart.MESSAGE
             return is_inside and (place.character or 0) >= character
 
-        # What is behind a token is behind all later ones too, so most tokens need no look.
-        coarse = (at for at in range(_STRIDE, len(self.prompt), _STRIDE) if self._is(is_behind, at))
-        return self.first_token(is_behind, next(coarse, len(self.prompt)) - _STRIDE)
+        def is_at(tokens: int) -> bool:
+            place = self.place(tokens)
+            return place is not None and is_behind(place)
 
-    def _is(self, is_wanted: Callable[[PromptPlace], bool], tokens: int) -> bool:
-        place = self.place(tokens)
-        return place is not None and is_wanted(place)
+        # What is behind a token is behind all later ones too, so most tokens need no look.
+        count = len(self.prompt)
+        coarse = next(filter(is_at, range(_STRIDE, count, _STRIDE)), count)
+        return next(filter(is_at, range(max(0, coarse - _STRIDE), count)), None)
 
     def part_tokens(self, start: int) -> Iterator[tuple[PromptPlace | None, int]]:
         """Yield stretches of tokens from ``start`` on: a place of each, and how many of the same part and message they are."""
@@ -94,7 +99,7 @@ def _behind(change: Change, request: RenderedRequest, start: int, *, is_former: 
     index = change.message_index
     count = change.former_count if is_former else change.count
     if change.kind is ChangeKind.TEMPLATE:
-        return request.first_token(_is_message, start)
+        return request.first_of_part(_is_message, start)
     if index is None:
         return _behind_tools(change, request, start, count)
     if change.kind is ChangeKind.MESSAGE_IMAGES:
@@ -114,23 +119,22 @@ def _behind_tools(change: Change, request: RenderedRequest, start: int, count: i
     if change.kind is not ChangeKind.TOOLS_ORDER:
         changed = 1 if change.kind is ChangeKind.TOOL_CHANGED else count
         following = (change.tool_index or 0) + changed
-        found = request.first_token(
+        found = request.first_of_part(
             lambda at: (-1 if at.tool_index is None else at.tool_index) >= following
         )
         if found is not None:
             return found
-    return request.first_token(_is_message, _end_of_tools(request, start))
+    return request.first_of_part(_is_message, _end_of_tools(request, start))
 
 
 def _end_of_tools(request: RenderedRequest, start: int) -> int:
     """Return the first token behind all tools that is not before ``start``."""
-
-    def is_inside(at: int) -> bool:
-        place = request.place(at)
-        return place is not None and place.part is PromptPart.TOOLS
-
-    tools = [at for at in range(len(request.prompt)) if is_inside(at)]
-    return max(start, tools[-1] + 1) if tools else start
+    at = end = 0
+    for place, tokens in request.part_tokens(0):
+        at += tokens
+        if place is not None and place.part is PromptPart.TOOLS:
+            end = at
+    return max(start, end)
 
 
 def _behind_images(request: RenderedRequest, index: int) -> int | None:
