@@ -211,19 +211,13 @@ def _embedded_model(embedded_model_path: Path) -> LoadedModel:
 
 @pytest.fixture(name="embedded_engine", scope="session")
 def _embedded_engine(embedded_model: LoadedModel) -> Iterator[Engine]:
-    """An engine with the embedded default."""
-    from machd.engine.assembly import make_engine  # noqa: PLC0415 - imports mlx
+    """An engine with the embedded default, whose weights lie where they were loaded: to copy them takes a second."""
+    from machd.engine import assembly  # noqa: PLC0415 - imports mlx
+    from machd.engine.kernels import layers_in_one  # noqa: PLC0415 - imports mlx
 
-    engine = make_engine(embedded_model)
-    yield engine
-    engine.close()
-
-
-@pytest.fixture(name="ahead_engine", scope="session")
-def _ahead_engine(embedded_model: LoadedModel) -> Iterator[Engine]:
-    """One that looks ahead, as on a GPU."""
-    from machd.engine.assembly import make_engine  # noqa: PLC0415 - imports mlx
-
-    engine = make_engine(embedded_model, looks_ahead=True)
+    with pytest.MonkeyPatch.context() as patched:
+        for module in (assembly, layers_in_one):
+            patched.setattr(module, "lay_in_large_pages", lambda _model: None)
+        engine = assembly.make_engine(embedded_model)
     yield engine
     engine.close()
