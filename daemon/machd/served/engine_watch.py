@@ -26,13 +26,13 @@ class EngineWatch:
     async def failed(self) -> None:
         """Return once the engine can answer no request any more."""
         finished = asyncio.wrap_future(self._loop.finished)
+        # Marks an error as retrieved, though it comes after this watch; the daemon reads it from the loop's own future.
+        finished.add_done_callback(lambda done: done.cancelled() or done.exception())
         stalled = asyncio.create_task(self._stalled())
         try:
             await asyncio.wait({finished, stalled}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             stalled.cancel()
-            if finished.done() and not finished.cancelled():
-                finished.exception()  # marks the error as retrieved; the daemon reads it from the loop's own future
 
     async def _stalled(self) -> None:
         """Kill an engine whose step exceeds the limit; return once it cannot be killed."""
