@@ -22,9 +22,14 @@ def engine_of(process_id: int) -> psutil.Process:
 
 def engines_of(process_id: int) -> list[psutil.Process]:
     """Return the engine processes that compute for a front at this moment."""
+    return children_of(process_id, _PROGRAM, name=FORKED_ENGINE_NAME)
+
+
+def children_of(process_id: int, argument: str, *, name: str = "") -> list[psutil.Process]:
+    """Return a process's children with this argument or name, without those that have ended and wait to be asked for."""
     found = list[psutil.Process]()
     for one in psutil.Process(process_id).children():
         with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-            if one.name() == FORKED_ENGINE_NAME or _PROGRAM in one.cmdline():
+            if one.name() == name or argument in one.cmdline():
                 found.append(one)
     return found

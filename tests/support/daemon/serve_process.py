@@ -18,6 +18,7 @@ import psutil
 
 from support.clocks.polling import CEILING_S
 from support.daemon.daemon_reports import reported
+from support.daemon.engine_processes import children_of
 from support.daemon.forked_programs import STARTED, ForkedProgram
 
 
@@ -148,7 +149,7 @@ class ServeProcess:
 
 def servers_of_this_process() -> list[psutil.Process]:
     """The daemons among this process's children, those of fixtures included."""
-    return [one for one in psutil.Process().children() if "serve" in one.cmdline()]
+    return children_of(os.getpid(), "serve")
 
 
 def _clean_environ() -> dict[str, str]:

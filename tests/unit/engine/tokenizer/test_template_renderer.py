@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ import psutil
 import pytest
 from support.checkpoints.hostile_templates import HARMLESS, HOSTILE, UNINTERRUPTIBLE
 from support.clocks.polling import CEILING_S, wait_until
+from support.daemon.engine_processes import children_of
 from support.daemon.forked_programs import FORKED_TEMPLATE_NAME
 from support.every_run import sampled
 
@@ -49,12 +51,8 @@ def _render(
 
 
 def _children() -> list[psutil.Process]:
-    return [
-        one
-        for one in psutil.Process().children()
-        if one.name() == FORKED_TEMPLATE_NAME
-        or "machd.engine.tokenizer.template_child" in one.cmdline()
-    ]
+    program = "machd.engine.tokenizer.template_child"
+    return children_of(os.getpid(), program, name=FORKED_TEMPLATE_NAME)
 
 
 def _own_bytes(process: psutil.Process) -> int:
