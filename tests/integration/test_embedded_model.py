@@ -21,9 +21,9 @@ QUESTION = "What is the capital of France?"
 
 @pytest.fixture(name="server", scope="module")
 def _server(embedded_model_path: Path) -> Iterator[ServeProcess]:
-    """One daemon for the module, started as a shell does."""
+    """One daemon for the module."""
     assert embedded_model_path.is_file()
-    with ServeProcess(is_forked=False) as server:
+    with ServeProcess() as server:
         yield server
 
 
