@@ -8,12 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.checkpoints.adapters import (
-    mlx_lm_config,
-    mlx_lm_tensors,
-    random_adapter,
-    write_mlx_lm,
-)
+from support.checkpoints.adapters import mlx_lm_config, mlx_lm_tensors, random_adapter, write_mlx_lm
 from support.checkpoints.tiny_checkpoint import write_tiny_llama
 from support.clients.cached_answers import Answer, Asked, ask, ask_streamed
 from support.daemon.engine_processes import engines_of

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 from support.clocks.polling import CEILING_S
@@ -53,6 +56,17 @@ def test_forked_worker_has_not_imported_its_tests(worker_id: str) -> None:
     if worker_id == "master":
         pytest.skip("these tests run in no worker")
     assert _IMPORTED_BY not in {os.getpid(), os.getppid()}
+
+
+@pytest.mark.skipif(not FORKS, reason="Linux alone shows its libraries in a file")
+def test_numpys_library_has_one_thread() -> None:
+    """A second one would wait actively, on a core that another worker computes on."""
+    assert np.ones((2, 2)).sum() == 4
+    maps = Path("/proc/self/maps").read_text("utf-8")
+    library = re.search(r"/\S*libscipy_openblas64\S*", maps)
+    if library is None:
+        pytest.skip("numpy has another BLAS")
+    assert ctypes.CDLL(library.group()).scipy_openblas_get_num_threads64_() == 1
 
 
 def test_forked_program_is_its_callers_child(tmp_path: Path) -> None:

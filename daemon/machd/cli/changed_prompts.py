@@ -45,28 +45,31 @@ class RenderedRequest:
     def token_behind(self, message_index: int, character: int = 0) -> int | None:
         """Return the first token at or behind a character of a message; None if there is none, or places are not known."""
 
-        def is_behind(place: PromptPlace) -> bool:
+        def is_behind(tokens: int) -> bool | None:
+            place = self.place(tokens)
+            if place is None:
+                return None
             if place.message_index is None or place.message_index > message_index:
                 return True
             is_inside = place.message_index == message_index and place.part is PromptPart.MESSAGE
             return is_inside and (place.character or 0) >= character
 
-        def is_at(tokens: int) -> bool:
-            place = self.place(tokens)
-            return place is not None and is_behind(place)
-
-        # What is behind a token is behind all later ones too, so most tokens need no look.
-        count = len(self.prompt)
-        coarse = next(filter(is_at, range(_STRIDE, count, _STRIDE)), count)
-        return next(filter(is_at, range(max(0, coarse - _STRIDE), count)), None)
+        # Where a token is not behind, no earlier one is, so most tokens need no look.
+        start, count = 0, len(self.prompt)
+        for at in range(0, count, _STRIDE):
+            if found := is_behind(at):
+                break
+            if found is False:
+                start = at
+        return next(filter(is_behind, range(start, count)), None)
 
     def part_tokens(self, start: int) -> Iterator[tuple[PromptPlace | None, int]]:
         """Yield stretches of tokens from ``start`` on: a place of each, and how many of the same part and message they are."""
         stop = len(self.prompt)
         while start < stop:
             place, end = self.place(start), min(start + _STRIDE, stop)
-            # Nothing else lies between two tokens of one stretch of a part that are so close.
-            if _key(place) != _key(self.place(end - 1)):
+            # Nothing else lies between two tokens of one part that are so close; between two of no known part something may.
+            if place is None or _key(place) != _key(self.place(end - 1)):
                 end = start + 1
             yield place, end - start
             start = end

@@ -12,7 +12,7 @@ from machd.served.engine_watch import EngineWatch
 
 
 def test_failure_after_the_watch_is_no_error_of_the_event_loop() -> None:
-    """At a stop nobody watches any more, and a killed process has not ended yet: the daemon's log has no traceback of asyncio's."""
+    """The daemon's log has no traceback of asyncio's when a killed engine process ends after a stop has ended the watch."""
     told = list[dict[str, object]]()
 
     async def main() -> None:
