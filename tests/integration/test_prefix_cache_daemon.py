@@ -364,7 +364,8 @@ def test_tiny_memory_limit_is_kept(parent: DaemonParent, tmp_path: Path, prompts
             kv_heads=32,
         )
     )
-    limit_mb, allowance = 20, 25 * _MB
+    # A prompt is 10 MB. On a busy machine three of them are still being copied, or given back: 44 MB were seen, 30 on a quiet one.
+    limit_mb, allowance = 20, 40 * _MB
     with (
         parent.running(model, "--cache-memory-mb", str(limit_mb)) as cached,
         parent.running(model, "--no-cache-prefix") as plain,
