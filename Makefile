@@ -5,6 +5,8 @@
 MACHD := .venv/bin/machd
 # Tests start many processes, each of which would compile the sources again.
 export PYTHONDONTWRITEBYTECODE :=
+# What `make test-long` runs, by marker.
+LONG := long or longest
 # A file is one worker's; tests/support/file_scheduling.py spreads them.
 SIDE_BY_SIDE := --numprocesses auto --dist loadfile --no-loadscope-reorder
 
@@ -41,7 +43,7 @@ else
 endif
 
 test-long: dev clients ## what is exhaustive: hours
-	.venv/bin/pytest -m long $(SIDE_BY_SIDE) $(ARGS)
+	.venv/bin/pytest -m '$(LONG)' $(SIDE_BY_SIDE) $(ARGS)
 
 check: dev ## format, lint, types, layers, spelling, generated pages; then make test
 	.venv/bin/ruff format --check .

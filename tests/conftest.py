@@ -128,6 +128,15 @@ def pytest_xdist_setupnodes(config: pytest.Config, specs: list[XSpec]) -> None:
         forked_workers.fork_workers(specs)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_sessionstart() -> Generator[None]:
+    """Say without a traceback that the process has ended that collects the tests, which has said why."""
+    try:
+        yield
+    except ConnectionError as error:
+        raise pytest.UsageError("no test was collected, for what is said above") from error
+
+
 def pytest_xdist_getremotemodule() -> ModuleType | None:
     """Return what a forked worker runs."""
     return forked_worker if FORKS else None
@@ -147,16 +156,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-@pytest.hookimpl(tryfirst=True)  # before others have left some out
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests of other shares; refuse to leave out what is no test, which would run under another name."""
-    unknown = [
-        name
-        for name in config.getoption("deselect") or ()
-        if not any(one.nodeid.startswith(name) for one in items)
-    ]
-    if unknown:
-        raise pytest.UsageError(f"--deselect names no test: {', '.join(unknown)}")
+    """Leave out the tests of other shares."""
     share: str | None = config.getoption("--share")
     if share is None:
         return

@@ -95,7 +95,7 @@ def test_seeded_answers_repeat_beside_others(short_model: LoadedModel) -> None:
     drafting.engine.close()
 
 
-@pytest.mark.long
+@pytest.mark.longest
 @pytest.mark.parametrize("part", range(_PARTS))
 def test_2000_seeded_answers_repeat_beside_others(drafting: _Drafting, part: int) -> None:
     """None of 2,000 answers differs, to the last bit of a log-probability, where machd's own kernels compute.

@@ -55,7 +55,7 @@ def _asked(name: str, number: int) -> Asked:
     ("base", "adapters", "max_loaded", "requests", "kills"),
     [
         pytest.param(_TINY, 3, 2, 16, 1, id="tiny-3"),
-        pytest.param(_EMBEDDED, 100, 8, 2000, 5, id="embedded-100", marks=pytest.mark.long),
+        pytest.param(_EMBEDDED, 100, 8, 2000, 5, id="embedded-100", marks=pytest.mark.longest),
     ],
 )
 def test_each_answer_is_its_adapters_own(

@@ -242,7 +242,7 @@ def test_experts_and_weight_formats_are_measured_in_one_report(
     assert {one.name for one in tmp_path.iterdir()} == {"moe", "bench.json", "bench.png"}
 
 
-@pytest.mark.long
+@pytest.mark.longest
 def test_every_scenario_is_measured_in_one_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

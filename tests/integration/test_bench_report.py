@@ -82,7 +82,7 @@ def test_parts_that_fail_are_in_the_report_by_their_class(
     assert_tells_nothing(text, tmp_path)
 
 
-@pytest.mark.long
+@pytest.mark.longest
 def test_a_quick_report_has_every_part(tmp_path: Path) -> None:
     """A report of a tiny model has every part and not the model's name, and leaves nothing running."""
     others = servers_of_this_process()

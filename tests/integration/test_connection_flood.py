@@ -69,7 +69,9 @@ def test_streams_and_health_survive_a_flood_of_idle_connections(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("open_files", "connections"), [(256, 400), (1024, 1004)])
+@pytest.mark.parametrize(
+    ("open_files", "connections"), [(256, 400), pytest.param(1024, 1004, marks=pytest.mark.longest)]
+)
 def test_connections_to_the_kv_events_leave_http_its_descriptors(
     tmp_path: Path, open_files: int, connections: int
 ) -> None:

@@ -23,7 +23,7 @@ _MAX_NEW_DESCRIPTORS = 2
     [
         pytest.param(2, 500, 4_000_000, id="a-thousand"),
         # An object of 80 bytes a request would be as much.
-        pytest.param(100, 1000, 8_000_000, id="a-hundred-thousand", marks=pytest.mark.long),
+        pytest.param(100, 1000, 8_000_000, id="a-hundred-thousand", marks=pytest.mark.longest),
     ],
 )
 def test_memory_stays_level_over_requests_of_many_shapes(

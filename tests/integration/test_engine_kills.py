@@ -60,7 +60,7 @@ def _engine(server: ServeProcess) -> psutil.Process:
     ("model", "kills", "streams", "whole", "longest_tokens"),
     [
         pytest.param(_TINY, 2, 1, 4, 45, id="2"),
-        pytest.param(_EMBEDDED, 50, 2, 8, 90, id="50", marks=pytest.mark.long),
+        pytest.param(_EMBEDDED, 50, 2, 8, 90, id="50", marks=pytest.mark.longest),
     ],
     indirect=["model"],
 )

@@ -26,7 +26,11 @@ def _server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
 @pytest.mark.long  # contract/test_resumed_rows.py resumes thoughts in every run, test_engine_kills.py kills processes
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    ("kills", "streams", "longest_tokens"), [(1, 1, 120), (16, 2, 240)], ids=["1", "16"]
+    ("kills", "streams", "longest_tokens"),
+    [
+        pytest.param(1, 1, 120, id="1"),
+        pytest.param(16, 2, 240, id="16", marks=pytest.mark.longest),
+    ],
 )
 def test_thoughts_and_what_follows_are_those_of_a_daemon_left_alone(
     server: ServeProcess, kills: int, streams: int, longest_tokens: int

@@ -47,8 +47,10 @@ def _png(seed: int, *, side: int = 252) -> bytes:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("kills", "streams", "whole", "longest_tokens"),
-    [(1, 1, 3, 80), (16, 2, 7, 160)],
-    ids=["1", "16"],
+    [
+        pytest.param(1, 1, 3, 80, id="1"),
+        pytest.param(16, 2, 7, 160, id="16", marks=pytest.mark.longest),
+    ],
 )
 def test_answers_to_images_are_those_of_a_daemon_left_alone(
     server: ServeProcess, kills: int, streams: int, whole: int, longest_tokens: int
@@ -62,7 +64,7 @@ def test_answers_to_images_are_those_of_a_daemon_left_alone(
         assert_answers_stay(killed, ask, kills, are_caches_cold=True)
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(10, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kills", [1, pytest.param(10, marks=pytest.mark.longest)])
 def test_an_image_is_encoded_again_when_the_engine_process_is_killed_meanwhile(
     server: ServeProcess, kills: int
 ) -> None:

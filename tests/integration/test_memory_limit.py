@@ -90,7 +90,7 @@ def _text(answer: httpx.Response) -> str:
 
 @pytest.mark.timeout(1800)
 @pytest.mark.long
-@pytest.mark.parametrize("requests", [16, 200])
+@pytest.mark.parametrize("requests", [16, pytest.param(200, marks=pytest.mark.longest)])
 def test_load_beyond_a_memory_limit_is_answered(checkpoint: Path, requests: int) -> None:
     """Every request gets the answer that it gets without a limit: rows are suspended, and resumed."""
     bodies = _bodies(requests)

@@ -421,7 +421,7 @@ def test_log_follows_what_happens_and_is_filtered_by_level(
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("watched_s", [2, pytest.param(600, marks=pytest.mark.long)])
+@pytest.mark.parametrize("watched_s", [2, pytest.param(600, marks=pytest.mark.longest)])
 def test_page_that_is_watched_holds_no_more_than_at_first(
     operated: _Operated, open_page: Open, watched_s: int
 ) -> None:

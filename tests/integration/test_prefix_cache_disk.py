@@ -182,7 +182,7 @@ class _Load:
             assert not thread.is_alive(), "a dead daemon gives no answer"
 
 
-@pytest.mark.parametrize("trials", [4, pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.parametrize("trials", [4, pytest.param(200, marks=pytest.mark.longest)])
 def test_killed_daemon_leaves_blocks_that_answer_rightly(
     site: Site, blocks: Path, trials: int
 ) -> None:

@@ -284,8 +284,8 @@ def _send(url: str, question: _Question, kind: str) -> tuple[str, ...] | None:
         ("tiny", 8, 3.0, 0.2, None),
         pytest.param("real", 24, 12.0, 0.5, None, marks=pytest.mark.long),
         pytest.param("real", 60, 60.0, 0.5, 20.0, marks=pytest.mark.long),
-        pytest.param("real", 600, 600.0, 0.5, None, marks=pytest.mark.long),
-        pytest.param("real", 600, 600.0, 0.5, 20.0, marks=pytest.mark.long),
+        pytest.param("real", 600, 600.0, 0.5, None, marks=pytest.mark.longest),
+        pytest.param("real", 600, 600.0, 0.5, 20.0, marks=pytest.mark.longest),
     ],
     ids=["8", "24", "60-killed", "600", "600-killed"],
 )

@@ -55,7 +55,7 @@ _ARGUMENTS = (
 )  # fmt: skip
 _REPORT = Path(__file__).parents[2] / "bench-results" / "soak"
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.longest
 
 
 @dataclass

@@ -78,7 +78,7 @@ def _plain_until(
     ("count", "plain_clients"),
     [
         (24, 4),
-        (200, 2),
+        pytest.param(200, 2, marks=pytest.mark.longest),
     ],
 )
 def test_every_finished_answer_has_its_shape_and_neighbours_are_not_touched(

@@ -187,6 +187,7 @@ class Parent:
         """Have a child made of this process; returns its id.
 
         Raises:
+            ConnectionError: This process has ended.
             OSError: The system has no room for one.
         """
         content = json.dumps(order).encode()
@@ -262,11 +263,16 @@ def _prctl(option: int, value: Any) -> None:
 
 
 def received(channel: socket.socket, count: int) -> bytes:
-    """Read so many bytes of a parent's channel."""
+    """Read so many bytes of a parent's channel.
+
+    Raises:
+        ConnectionError: The other end is closed.
+    """
     content = b""
     while len(content) < count:
         part = channel.recv(count - len(content))
-        assert part, "the parent of programs lives"
+        if not part:
+            raise ConnectionError("the parent of programs has ended")
         content += part
     return content
 

@@ -107,7 +107,7 @@ def test_explosive_constraint_is_followed_or_refused_and_the_next_is_served(
     _check_generated(tight, 1, kind)
 
 
-@pytest.mark.long
+@pytest.mark.longest
 @pytest.mark.parametrize("seed", range(2, 22))
 @pytest.mark.parametrize("kind", EXPLOSIVE_KINDS)
 def test_many_explosive_constraints_are_followed_or_refused(

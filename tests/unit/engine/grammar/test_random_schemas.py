@@ -87,7 +87,7 @@ def test_random_answers_of_random_schemas_are_valid() -> None:
     _check(range(80))
 
 
-@pytest.mark.long
+@pytest.mark.longest
 @pytest.mark.parametrize("first", range(80, 5080, 100))
 def test_random_answers_of_five_thousand_random_schemas_are_valid(first: int) -> None:
     """The same of as many as find what is rare."""
