@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
+import pytest
 from support.clocks.polling import CEILING_S
 
 _LIMITED = """
@@ -21,6 +23,20 @@ def check_limit(imported):
 """
 
 
+_COUNTED = """
+import os
+read = []
+
+def count(event, arguments):
+    name = arguments[0] if event == "open" else ""
+    if isinstance(name, str) and f"transformers{os.sep}models{os.sep}" in name and name.endswith(".py"):
+        read.append(name)
+
+sys.addaudithook(count)
+"""
+"""Remembers files of transformers' models that are read; a few are imported besides, from their sources or from bytecode."""
+
+
 def test_importing_mlx_lm_leaves_the_limit_of_open_files_alone() -> None:
     """mlx-lm lowers the hard limit for the whole process; a daemon keeps what it was given."""
     assert _output(f"{_LIMITED}\ncheck_limit(import_mlx_lm)\nprint('kept')") == "kept\n"
@@ -29,10 +45,10 @@ def test_importing_mlx_lm_leaves_the_limit_of_open_files_alone() -> None:
 def test_mlx_lm_can_be_imported_whole_after_its_tokenizers() -> None:
     """The tokenizers come without mlx and in silence; the whole package then has the same classes, and all others.
 
-    It leaves the limit of open files alone, too.
+    It leaves the limit of open files alone, too, and reads each file of transformers' models once.
     """
     program = (
-        f"{_LIMITED}\n"
+        f"{_LIMITED}\n{_COUNTED}\n"
         "import_mlx_lm_tokenizers()\n"
         "from mlx_lm.tokenizer_utils import TokenizerWrapper\n"
         "import mlx_lm.tool_parsers.json_tools\n"
@@ -45,8 +61,41 @@ def test_mlx_lm_can_be_imported_whole_after_its_tokenizers() -> None:
         "print(mlx_lm is sys.modules['mlx_lm'], mlx_lm.generate is not None)\n"
         "print(mlx_lm.tokenizer_utils.TokenizerWrapper is TokenizerWrapper)\n"
         "print(mlx_lm.utils.TokenizerWrapper is TokenizerWrapper)\n"
+        "print(len(set(read)) > 1000, len(read) < 1.5 * len(set(read)))\n"
     )
-    assert _output(program).split() == ["False", "False", "True", "True", "True", "True"]
+    assert _output(program).split() == [*["False"] * 2, *["True"] * 6]
+
+
+@pytest.mark.long
+def test_transformers_has_the_names_that_it_finds_itself() -> None:
+    """Each name of each of its modules, with what it needs."""
+    silent = "import os; os.environ['TRANSFORMERS_NO_ADVISORY_WARNINGS'] = '1'\n"
+    program = f"{silent}import transformers; print(sorted(map(repr, transformers._class_to_module.items())))"
+    own = _output(program)
+    assert len(own) > 100_000
+    ours = "from machd.engine.backend.transformers_import import import_transformers as first"
+    assert _output(f"{ours}\nfirst()\n{program}") == own
+
+
+def test_another_transformers_is_imported_as_it_is(tmp_path: Path) -> None:
+    """A version whose search for names needs its package, and one that has no such search."""
+    for name, utils, package in (
+        ("needing", "from .. import found", "found = 'needing'\nfrom .utils import import_utils\n"),
+        ("without", "", "from .utils import import_utils\nfound = 'without'\n"),
+    ):
+        folder = tmp_path / name / "transformers"
+        (folder / "utils").mkdir(parents=True)
+        (folder / "__init__.py").write_text(package)
+        (folder / "utils" / "__init__.py").write_text(utils)
+        (folder / "utils" / "import_utils.py").touch()
+        program = (
+            f"import sys; sys.path.insert(0, {str(tmp_path / name)!r})\n"
+            "from machd.engine.backend.transformers_import import import_transformers\n"
+            "import_transformers()\n"
+            "import transformers, transformers.utils.import_utils\n"
+            "print(transformers.found, transformers.utils.import_utils.__name__)"
+        )
+        assert _output(program) == f"{name} transformers.utils.import_utils\n"
 
 
 def _output(program: str) -> str:
