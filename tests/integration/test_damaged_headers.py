@@ -19,7 +19,14 @@ _SEED = "4211"
     ("kind", "count"),
     [
         *_SHORT.items(),
-        *(pytest.param(one, "all", marks=pytest.mark.longest) for one in FORMATS),
+        *(
+            pytest.param(
+                one,
+                "all",
+                marks=pytest.mark.long if one == "safetensors" else pytest.mark.longest,
+            )
+            for one in FORMATS
+        ),
     ],
 )
 def test_damaged_header_is_refused_in_one_line_by_check_and_loader(

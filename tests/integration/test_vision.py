@@ -74,17 +74,17 @@ _CONVERSATIONS: Mapping[str, list[dict[str, Any]]] = {
 
 
 def _ask(daemon: ServeProcess, parts: Sequence[dict[str, Any]], *, stream: bool = False) -> str:
-    client = openai.OpenAI(base_url=f"{daemon.url}/v1", api_key="none")
     request: dict[str, Any] = {
         "model": "qwen2_vl",
         "messages": [{"role": "user", "content": parts}],
         "max_tokens": _MAX_TOKENS,
         "temperature": 0,
     }
-    if not stream:
-        return client.chat.completions.create(**request).choices[0].message.content or ""
-    chunks = client.chat.completions.create(**request, stream=True)
-    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    with openai.OpenAI(base_url=f"{daemon.url}/v1", api_key="none") as client:
+        if not stream:
+            return client.chat.completions.create(**request).choices[0].message.content or ""
+        chunks = client.chat.completions.create(**request, stream=True)
+        return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
 
 
 def _cached_tokens(daemon: ServeProcess, parts: Sequence[dict[str, Any]]) -> int:
@@ -136,19 +136,19 @@ def test_one_changed_pixel_is_another_image(daemon: ServeProcess) -> None:
 
 def test_the_anthropic_client_sends_images(daemon: ServeProcess, expected: dict[str, str]) -> None:
     """An image block gives the answer that the same image gives in a chat completion."""
-    client = anthropic.Anthropic(base_url=daemon.url, api_key="none")
     source = {
         "type": "base64",
         "media_type": "image/png",
         "data": base64.b64encode(ImagePart(1).content()).decode(),
     }
     turn: Any = {"role": "user", "content": [{"type": "image", "source": source}, _QUESTION]}
-    message = client.messages.create(
-        model="qwen2_vl",
-        max_tokens=_MAX_TOKENS,
-        extra_body={"temperature": 0},
-        messages=[turn],
-    )
+    with anthropic.Anthropic(base_url=daemon.url, api_key="none") as client:
+        message = client.messages.create(
+            model="qwen2_vl",
+            max_tokens=_MAX_TOKENS,
+            extra_body={"temperature": 0},
+            messages=[turn],
+        )
     assert message.content[0].type == "text"
     assert message.content[0].text == expected["an image"]
 
