@@ -21,7 +21,7 @@ from machd_probes.encoder_matrix.tiny_encoders import TINY_ENCODERS
 from machd_probes.markdown import matrix_markdown
 from machd_probes.matrix_file import MATRIX_PATH, encode_matrix_file, kept_matrix
 from machd_probes.report import MatrixReport, matrix_of
-from machd_probes.versions import encoder_sources_digest, sources_digest
+from machd_probes.sources import encoder_sources_digest, sources_digest
 
 REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
 MEASURE = "run `make matrix`"

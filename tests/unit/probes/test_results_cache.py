@@ -15,12 +15,8 @@ from machd.capabilities.evidence import Outcome, ProbeResult
 from machd.capabilities.facts import LayerCacheFacts
 from machd.capabilities.matrix import ArchitectureReport
 from machd_probes.results_cache import ResultsCache, results_directory
-from machd_probes.versions import (
-    ProbeBasis,
-    encoder_sources_digest,
-    probe_basis,
-    sources_digest,
-)
+from machd_probes.sources import encoder_sources_digest, sources_digest
+from machd_probes.versions import ProbeBasis, probe_basis
 from machd_probes.worker_messages import faulted
 
 BASIS = ProbeBasis(

@@ -1,0 +1,160 @@
+"""Digests of the code that measures and computes, by which a result is known to hold."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import machd
+from machd.installed import installed_version
+
+_PROBES = Path(__file__).resolve().parent
+_PROGRAM = Path(machd.__file__).resolve().parent
+_SOURCES = (_PROBES, _PROGRAM / "engine")
+
+_IMAGES = (
+    *("machd_probes/vision_families/", "machd_probes/vision_matrix/"),
+    *("engine/vision/", "engine/loading/vision"),
+)
+"""Beginnings of the paths of what no architecture of mlx-lm's is measured with."""
+
+_ENCODERS = (
+    "machd_probes/encoder_matrix/",
+    *("engine/encoding/", "engine/kernels/native_bert", "engine/protocol/encoder"),
+)
+"""Beginnings of the paths of what encoders are measured with, and no architecture that generates."""
+
+_WITH_ENCODERS = (
+    *("machd_probes/finding", "engine/kernels/native_attention", "engine/loading/placing/whole"),
+    *("engine/loading/placing/precision", "engine/loading/formats/checkpoint"),
+)
+"""The same of what encoders are measured with besides, as architectures that generate are."""
+
+_NOT_OF_ENCODERS = (
+    *("machd_probes/encoder_matrix/catalogue", "machd_probes/encoder_matrix/command"),
+    *("machd_probes/encoder_matrix/markdown", "machd_probes/encoder_matrix/matrix_file"),
+    *("machd_probes/encoder_matrix/report", "machd_probes/encoder_matrix/table"),
+    *("engine/encoding/inspection", "engine/encoding/input_tokenizer"),
+)
+"""Beginnings of the paths of modules among those that no vector depends on."""
+
+_NOT_MEASURED = (
+    # Of the probes: what starts them, keeps their results and shows them.
+    *("machd_probes/catalogue", "machd_probes/command", "machd_probes/evidence_store"),
+    *("machd_probes/markdown", "machd_probes/matrix_file", "machd_probes/model_probe"),
+    *("machd_probes/progress", "machd_probes/report", "machd_probes/runner"),
+    *("machd_probes/shrink", "machd_probes/sources", "machd_probes/stand_in"),
+    *(
+        "machd_probes/startup",
+        "machd_probes/table",
+        "machd_probes/versions",
+        "machd_probes/worker.py",
+    ),
+    *("machd_probes/vision_matrix/catalogue", "machd_probes/vision_matrix/command"),
+    *("machd_probes/vision_matrix/report", "machd_probes/vision_matrix/table"),
+    "machd_probes/measurement",
+    # Of the engine: files, text and devices, which no log-probability depends on.
+    *("engine/backend/", "engine/fake/", "engine/grammar/", "engine/tokenizer/"),
+    *("engine/ceiling", "engine/front", "engine/open", "engine/static_batch"),
+    *("engine/loading/embedded", "engine/loading/formats/"),
+    *("engine/loading/placing/place", "engine/loading/placing/settings"),
+    # Ranks: one process computes without them.
+    *("engine/ranks/", "engine/loading/placing/shard"),
+    *("engine/loading/description", "engine/loading/inspection", "engine/loading/loader"),
+    "engine/loading/model_code",
+    *("engine/backend/safetensors_header", "engine/loading/source"),
+    *("engine/loading/template_abilities", "engine/loading/tokenizer_files"),
+    *("engine/prefix_blocks/directory", "engine/prefix_blocks/disk_tier"),
+    *("engine/prefix_blocks/encoding", "engine/prefix_blocks/key"),
+    *("engine/prefix_blocks/scan", "engine/prefix_blocks/writer"),
+    *("engine/protocol/chat_format", "engine/protocol/fill_format", "engine/protocol/forwarding"),
+    *("engine/protocol/progress",),
+    *("engine/step/memory",),
+    # Prompts of rerankers: text.
+    *("engine/loading/reranker", "engine/protocol/reranker"),
+)
+"""Beginnings of the paths of modules that have no part in what is measured."""
+
+VISION_PACKAGES = ("mlx-vlm", "transformers")
+"""Packages whose versions decide on answers about images, besides mlx and mlx-lm."""
+
+_ENCODER_PACKAGES = ("mlx-vlm",)
+"""The same of vectors."""
+
+_SUFFIXES = frozenset({".py", ".toml"})
+
+
+def encoder_sources_digest(roots: tuple[Path, ...] = _SOURCES) -> str:
+    """Hash of the code that encoders are measured with, and of the version of mlx-vlm, whose layers most of them have."""
+    digest = sources_digest(
+        roots, beginnings=(*_ENCODERS, *_WITH_ENCODERS), left_out=_NOT_OF_ENCODERS
+    )
+    return _with_versions(digest, _ENCODER_PACKAGES)
+
+
+def vision_sources_digest(roots: tuple[Path, ...] = _SOURCES) -> str:
+    """Hash of the code that models of images are measured with, and of the packages that decide on their answers."""
+    digest = sources_digest(roots, left_out=(*_NOT_MEASURED, *_ENCODERS))
+    return _with_versions(digest, VISION_PACKAGES)
+
+
+def _with_versions(digest: str, packages: tuple[str, ...]) -> str:
+    versions = [f"{name} {installed_version(name)}" for name in packages]
+    return hashlib.sha256(" ".join((digest, *versions)).encode()).hexdigest()[:16]
+
+
+def sources_digest(
+    roots: tuple[Path, ...] = _SOURCES,
+    *,
+    beginnings: tuple[str, ...] = ("",),
+    left_out: tuple[str, ...] = (*_NOT_MEASURED, *_IMAGES, *_ENCODERS),
+) -> str:
+    """Hash of code and configurations, by their names; comments and docstrings do not count.
+
+    Args:
+        roots: Folders of sources.
+        beginnings: Of the paths of those that count.
+        left_out: Beginnings of the paths of those among them that do not.
+    """
+    digest = hashlib.sha256()
+    for root in roots:
+        for path in sorted(_files(root, beginnings, left_out)):
+            name = path.relative_to(root.parent).as_posix().encode()
+            content = path.read_bytes()
+            if path.suffix == ".py":
+                content = ast.dump(_without_docstrings(ast.parse(content))).encode()
+            # With lengths, so that text cannot wander from one file to the next unseen.
+            digest.update(b"%d %d " % (len(name), len(content)) + name + content)
+    return digest.hexdigest()[:16]
+
+
+def _files(folder: Path, beginnings: tuple[str, ...], left_out: tuple[str, ...]) -> Iterator[Path]:
+    # An architecture's configuration may have any name, so names of code leave none out.
+    of_suffix = {".py": left_out, ".toml": tuple(set(left_out) & set(_IMAGES))}
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder.parent).as_posix()
+        if (
+            path.suffix in _SUFFIXES
+            and name.startswith(beginnings)
+            and not name.startswith(of_suffix[path.suffix])
+        ):
+            yield path
+
+
+def _without_docstrings(tree: ast.Module) -> ast.Module:
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            # Strings that stand alone: of modules, classes and functions, and below constants.
+            node.body = [one for one in body if not _is_text(one)]  # type: ignore[attr-defined]
+    return tree
+
+
+def _is_text(statement: ast.AST) -> bool:
+    return (
+        isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, str)
+    )
