@@ -15,7 +15,7 @@ from machd.capabilities.evidence import Outcome, ProbeResult
 from machd.capabilities.facts import LayerCacheFacts
 from machd.capabilities.matrix import ArchitectureReport
 from machd_probes.results_cache import ResultsCache, results_directory
-from machd_probes.sources import encoder_sources_digest, sources_digest
+from machd_probes.sources import sources_digest
 from machd_probes.versions import ProbeBasis, probe_basis
 from machd_probes.worker_messages import faulted
 
@@ -217,66 +217,6 @@ def test_old_bases_are_forgotten(directory: Path) -> None:
 
     assert len(list(directory.iterdir())) <= 9
     assert ResultsCache(directory, bases[-1]).get("qwen3") == REPORT
-
-
-def test_the_digest_follows_the_code(tmp_path: Path) -> None:
-    """Another content, another name and text that moves between files all change it."""
-    digests: set[str] = set()
-    for files in (
-        {"a.py": "1", "b.py": "2"},
-        {"a.py": "12", "b.py": ""},
-        {"a.py": "1", "c.py": "2"},
-        {"a.py": "1", "b.py": "2", "c.toml": ""},
-    ):
-        root = tmp_path / str(len(digests)) / "root"
-        root.mkdir(parents=True)
-        for name, text in files.items():
-            (root / name).write_text(text, "utf-8")
-        (root / "a.pyc").write_text(str(files), "utf-8")
-        digests.add(sources_digest((root,)))
-
-    assert len(digests) == 4
-
-
-def test_the_digest_is_the_same_elsewhere(tmp_path: Path) -> None:
-    """Where the code is installed and what was compiled of it have no part in it."""
-    for place in ("one", "two"):
-        (tmp_path / place / "root").mkdir(parents=True)
-        (tmp_path / place / "root" / "a.py").write_text("1", "utf-8")
-    (tmp_path / "two" / "root" / "a.pyc").write_bytes(b"compiled")
-
-    assert sources_digest((tmp_path / "one" / "root",)) == sources_digest(
-        (tmp_path / "two" / "root",)
-    )
-
-
-@pytest.mark.parametrize(
-    ("name", "counts_for_encoders", "counts_for_architectures"),
-    [
-        ("engine/encoding/pooling.py", True, False),
-        ("engine/kernels/native_bert.py", True, False),
-        ("engine/protocol/encoder.py", True, False),
-        ("engine/loading/placing/whole.py", True, True),
-        ("engine/encoding/inspection.py", False, False),
-        ("engine/kernels/native_llama.py", False, True),
-        ("engine/step/mlx_engine.py", False, True),
-        ("engine/loading/reranker.py", False, False),
-    ],
-)
-def test_encoders_and_architectures_are_measured_apart(
-    name: str, *, counts_for_encoders: bool, counts_for_architectures: bool, tmp_path: Path
-) -> None:
-    """A change to encoders alone leaves the figures of architectures that generate as they are, and the other way round."""
-    path = tmp_path / name
-    path.parent.mkdir(parents=True)
-    roots = (tmp_path / "engine",)
-    digests = []
-    for text in ("1", "2"):
-        path.write_text(text, "utf-8")
-        digests.append((encoder_sources_digest(roots), sources_digest(roots)))
-    (of_encoders, of_architectures), (encoders_then, architectures_then) = digests
-    assert (of_encoders != encoders_then) is counts_for_encoders
-    assert (of_architectures != architectures_then) is counts_for_architectures
 
 
 def test_the_basis_is_that_of_this_installation() -> None:
