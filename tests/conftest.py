@@ -55,6 +55,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 from support.daemon.forked_programs import (  # noqa: E402 - remembers the variables above
     FORKS,
+    ParentEndedError,
     fork_programs,
     start_parent_of_workers,
 )
@@ -130,11 +131,11 @@ def pytest_xdist_setupnodes(config: pytest.Config, specs: list[XSpec]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_sessionstart() -> Generator[None]:
-    """Say without a traceback that the process has ended that collects the tests, which has said why."""
+    """Report without a traceback that the process that collects the tests has ended; it has written why to stderr."""
     try:
         yield
-    except ConnectionError as error:
-        raise pytest.UsageError("no test was collected, for what is said above") from error
+    except ParentEndedError as error:
+        raise pytest.UsageError("the process that collects the tests has ended") from error
 
 
 def pytest_xdist_getremotemodule() -> ModuleType | None:

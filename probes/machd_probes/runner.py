@@ -38,7 +38,7 @@ class RunnerLimits:
             time: 14 of a llama in 40 s on CUDA (H200, 16 cores). Later runs find them on disk.
         end_s: From closing its output to being gone.
         workers: Processes at a time.
-        group: Architectures a process; importing mlx-lm takes 2 s of each.
+        group: Architectures a process; importing mlx-lm takes 1 s of each.
     """
 
     start_s: float = 60.0

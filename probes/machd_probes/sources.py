@@ -50,12 +50,8 @@ _NOT_MEASURED = (
     *("machd_probes/markdown", "machd_probes/matrix_file", "machd_probes/model_probe"),
     *("machd_probes/progress", "machd_probes/report", "machd_probes/runner"),
     *("machd_probes/shrink", "machd_probes/sources", "machd_probes/stand_in"),
-    *(
-        "machd_probes/startup",
-        "machd_probes/table",
-        "machd_probes/versions",
-        "machd_probes/worker.py",
-    ),
+    *("machd_probes/startup", "machd_probes/table", "machd_probes/versions"),
+    "machd_probes/worker.py",
     *("machd_probes/vision_matrix/catalogue", "machd_probes/vision_matrix/command"),
     *("machd_probes/vision_matrix/report", "machd_probes/vision_matrix/table"),
     "machd_probes/measurement",
@@ -92,32 +88,31 @@ _ENCODER_PACKAGES = ("mlx-vlm",)
 
 _SUFFIXES = frozenset({".py", ".toml"})
 
-
 _KEPT_NAME = "sources.json"
 
-KEPT_SOURCES_PATH = Path(__file__).with_name(_KEPT_NAME)
-"""Path of a new one in a checkout."""
+KEPT_SOURCES_PATH = _PROBES / _KEPT_NAME
+"""Where ``make docs`` writes the digest of a checkout."""
 
 
 class KeptSources(Struct, frozen=True):
-    """What a start needs not work out.
+    """The digest that comes with machd, which a start reads instead of parsing the sources.
 
     Attributes:
-        text: Hash of the files that :func:`sources_digest` reads, with comments and docstrings.
-        digest: What it made of them.
+        bytes_digest: Hash of the files that :func:`sources_digest` reads, with comments and docstrings.
+        code_digest: What it returned for them.
     """
 
-    text: str
-    digest: str
+    bytes_digest: str
+    code_digest: str
 
     @classmethod
     def of(cls, roots: tuple[Path, ...] = _SOURCES) -> KeptSources:
-        """Work it out."""
-        return cls(_text_digest(roots), sources_digest(roots))
+        """Compute both digests of these sources."""
+        return cls(_bytes_digest(roots), sources_digest(roots))
 
     @classmethod
     def kept(cls) -> KeptSources | None:
-        """Read the file that comes with machd; None where it is not installed."""
+        """Read the file that comes with machd; None where there is none, or another one."""
         try:
             content = (files(__package__) / _KEPT_NAME).read_bytes()
             return msgspec.json.decode(content, type=cls)
@@ -127,12 +122,12 @@ class KeptSources(Struct, frozen=True):
 
 def known_sources_digest(kept: KeptSources | None, roots: tuple[Path, ...] = _SOURCES) -> str:
     """Return :func:`sources_digest` in 20 ms where the files are those that were kept, else in half a second."""
-    if kept is not None and kept.text == _text_digest(roots):
-        return kept.digest
+    if kept is not None and kept.bytes_digest == _bytes_digest(roots):
+        return kept.code_digest
     return sources_digest(roots)
 
 
-def _text_digest(roots: tuple[Path, ...]) -> str:
+def _bytes_digest(roots: tuple[Path, ...]) -> str:
     return _digest(_files(roots, ("",), _NOT_OF_ARCHITECTURES), Path.read_bytes)
 
 
@@ -197,25 +192,25 @@ def _files(
 
 
 def _code(path: Path) -> bytes:
-    """Return what counts of a file."""
+    """Return the part of a file that decides what is computed."""
     content = path.read_bytes()
-    return repr(_form(ast.parse(content))).encode() if path.suffix == ".py" else content
+    return repr(_canonical(ast.parse(content))).encode() if path.suffix == ".py" else content
 
 
-def _form(part: object) -> object:
-    """Return a tree of code as lists, without comments, docstrings and what one version of Python writes and another does not.
+def _canonical(part: object) -> object:
+    """Return a tree of code as lists, without comments and docstrings, and the same on each version of Python.
 
-    Since 3.12 a function has a list of type parameters.
+    Fields that say nothing are left out: since 3.12 a function has a list of type parameters, since 3.15 an import is lazy or not.
     """
     if isinstance(part, list):
         # Strings that stand alone: docstrings, and those below constants.
-        return [_form(one) for one in part if not _is_text(one)]
+        return [_canonical(one) for one in part if not _is_text(one)]
     if not isinstance(part, ast.AST):
         return repr(part)
     fields = ((name, getattr(part, name, None)) for name in part._fields)
     return [
         type(part).__name__,
-        *((name, _form(field)) for name, field in fields if field not in (None, [])),
+        *((name, _canonical(field)) for name, field in fields if field or name == "value"),
     ]
 
 

@@ -163,7 +163,7 @@ def _prepare(*, with_models: bool, max_memory_bytes: int = _MAX_MEMORY_BYTES) ->
     """Choose the BLAS and what mlx reads, then import mlx, in that order.
 
     Args:
-        with_models: Whether to import mlx-lm too, which takes 1.5 s.
+        with_models: Whether to import mlx-lm too, which takes 0.9 s.
         max_memory_bytes: Cap of the address space on the CPU.
 
     Raises:

@@ -51,6 +51,10 @@ class Collected:
         told = {"warning_message": warning_message, "when": when}
         self.warnings.append(told | {"nodeid": nodeid, "location": location})
 
+    def pytest_internalerror(self, excrepr: object) -> None:
+        """Write it where it is seen: nobody reads this process's standard output."""
+        print(excrepr, file=sys.stderr)  # noqa: T201 - as pytest does
+
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> NoReturn:
         """Fork workers in place of running tests."""

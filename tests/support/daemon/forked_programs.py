@@ -176,6 +176,10 @@ def _parent_of(order: Mapping[str, Any]) -> Parent:
     return _inherited or _started_parents()[order["kind"]]
 
 
+class ParentEndedError(ConnectionError):
+    """The parent of programs has ended."""
+
+
 class Parent:
     """A parent of programs, as this process sees it."""
 
@@ -187,7 +191,7 @@ class Parent:
         """Have a child made of this process; returns its id.
 
         Raises:
-            ConnectionError: This process has ended.
+            ParentEndedError: There is no such process any more.
             OSError: The system has no room for one.
         """
         content = json.dumps(order).encode()
@@ -198,6 +202,8 @@ class Parent:
                 socket.send_fds(self._channel, [len(content).to_bytes(4)], list(descriptors))
                 self._channel.sendall(content)
                 process_id = int.from_bytes(received(self._channel, 4))
+            except ConnectionError as error:
+                raise ParentEndedError("the parent of programs has ended") from error
             finally:
                 _prctl(_SET_CHILD_SUBREAPER, 0)
         if not process_id:
@@ -272,7 +278,7 @@ def received(channel: socket.socket, count: int) -> bytes:
     while len(content) < count:
         part = channel.recv(count - len(content))
         if not part:
-            raise ConnectionError("the parent of programs has ended")
+            raise ConnectionError("the other end is closed")
         content += part
     return content
 

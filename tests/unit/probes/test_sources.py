@@ -79,12 +79,22 @@ def test_what_another_python_writes_down_has_no_part_in_the_digest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A field that it knows besides, empty or without a value, changes nothing; with a value it is code."""
-    (tmp_path / "a.py").write_text("def double(number):\n    return 2 * number\n", "utf-8")
+    (tmp_path / "a.py").write_text("def zero():\n    return 0\n", "utf-8")
     here = sources_digest((tmp_path,))
     monkeypatch.setattr(ast.FunctionDef, "_fields", (*ast.FunctionDef._fields, "parts"))
-    for parts, is_same in (([], True), (None, True), ([ast.Name("T")], False)):
+    for parts, is_same in (([], True), (None, True), (0, True), ([ast.Name("T")], False)):
         monkeypatch.setattr(ast.FunctionDef, "parts", parts, raising=False)
         assert (sources_digest((tmp_path,)) == here) is is_same
+
+
+@pytest.mark.parametrize("value", ["None", "False", "''", "()", "0.0", "1"])
+def test_a_constant_that_says_little_is_code(value: str, tmp_path: Path) -> None:
+    """Zero and what else is false are told apart, although fields that say nothing do not count."""
+    code = tmp_path / "a.py"
+    code.write_text("x = 0", "utf-8")
+    zero = sources_digest((tmp_path,))
+    code.write_text(f"x = {value}", "utf-8")
+    assert sources_digest((tmp_path,)) != zero
 
 
 def test_a_kept_digest_counts_where_the_files_are_the_same_to_the_byte(tmp_path: Path) -> None:
@@ -92,10 +102,10 @@ def test_a_kept_digest_counts_where_the_files_are_the_same_to_the_byte(tmp_path:
     code = tmp_path / "a.py"
     code.write_text("x = 1  # one\n", "utf-8")
     first = KeptSources.of((tmp_path,))
-    kept = KeptSources(first.text, "kept")
-    assert first.digest == sources_digest((tmp_path,))
+    kept = KeptSources(first.bytes_digest, "kept")
+    assert first.code_digest == sources_digest((tmp_path,))
     assert known_sources_digest(kept, (tmp_path,)) == "kept"
-    assert known_sources_digest(None, (tmp_path,)) == first.digest
+    assert known_sources_digest(None, (tmp_path,)) == first.code_digest
     for text, is_same in (
         ("x = 1  # uno\n", True),
         ('"""Says."""\nx = 1\n', True),
@@ -104,9 +114,9 @@ def test_a_kept_digest_counts_where_the_files_are_the_same_to_the_byte(tmp_path:
         code.write_text(text, "utf-8")
         found = known_sources_digest(kept, (tmp_path,))
         assert found == sources_digest((tmp_path,))
-        assert (found == first.digest) is is_same
+        assert (found == first.code_digest) is is_same
 
 
 def test_a_start_need_not_work_its_digest_out() -> None:
-    """The one that comes with machd is of these files; else run `make docs`."""
+    """The digest that comes with machd is of these files; else run `make docs`."""
     assert KeptSources.kept() == KeptSources.of()

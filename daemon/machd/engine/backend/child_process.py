@@ -32,7 +32,7 @@ REQUEST, READY, UNABLE = b"q", b"r", b"u"
 """Kinds of messages that every such process knows; the kinds of answers are its own."""
 
 _START_LIMIT_S = 120.0
-"""The process imports transformers: 2 s on an idle machine."""
+"""The process imports transformers: 1 s on an idle machine."""
 
 _GRACE_S = 1.0
 """Time for the process to report by itself that its time is up."""

@@ -1,55 +1,64 @@
 """The import of transformers, in half its time.
 
-When it is imported it reads the 1,600 files of its models for the names that they have, line by line, and its package of
-models reads them again: 1 of 1.9 s of processor time (transformers 5.23). Here they are read once, and searched from their ends.
+When it is imported it reads the 1,700 files of its models for the names in them, line by line, and its package of models
+reads them again: 1 of 1.9 s of processor time (transformers 5.23). Here they are read once, and searched from their ends.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import logging
 import os
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType
+
+_lock = threading.Lock()
+"""Of the import: Python's own lock does not hold other threads back from a package that stands in."""
 
 
 def import_transformers() -> None:
     """Import transformers, and have it say nothing of a PyTorch that is not there. Does nothing the second time."""
-    if "transformers" in sys.modules:
-        return
     os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # noqa: TID251 - written for a library, not read
+    with _lock:
+        if "transformers" in sys.modules:
+            return
+        try:
+            _import_patched()
+        except Exception:  # noqa: BLE001 - another version may do anything; what is really wrong is raised below
+            for name in [one for one in sys.modules if one.partition(".")[0] == "transformers"]:
+                del sys.modules[name]
+            logging.getLogger(
+                "transformers"
+            ).handlers.clear()  # it adds one whenever it is imported
+            importlib.import_module("transformers")
+
+
+def _import_patched() -> None:
     spec = importlib.util.find_spec("transformers")
     assert spec is not None, "mlx-lm depends on it"
     package = sys.modules["transformers"] = importlib.util.module_from_spec(spec)
+    # All that the module of the search needs of its package.
     vars(package)["__version__"] = importlib.metadata.version("transformers")
-    try:
-        _hasten(importlib.import_module("transformers.utils.import_utils"))
-    except (ImportError, KeyError):  # of a version that finds its names in another way
-        for name in [one for one in sys.modules if one.partition(".")[0] == "transformers"]:
-            del sys.modules[name]
-        importlib.import_module("transformers")
-    else:
-        importlib.reload(package)  # run for the first time
+    _patch_search(importlib.import_module("transformers.utils.import_utils"))
+    importlib.reload(package)  # run for the first time
 
 
-def _hasten(search: ModuleType) -> None:
-    """Have names found at less cost.
-
-    Raises:
-        KeyError: The module has no such functions.
-    """
-    found = vars(search)
-    names_of_file, structure_of = found["fetch__all__"], found["create_import_structure_from_path"]
+def _patch_search(module: ModuleType) -> None:
+    functions = vars(module)
+    names_in = functions["fetch__all__"]
+    structure_of = functions["create_import_structure_from_path"]
 
     def names_from_the_end(content: str) -> object:
-        """Return what the last ``__all__`` has that begins a line."""
-        return names_of_file(content[content.rfind("\n__all__") + 1 :])
+        """Read the last ``__all__`` that begins a line, as the library does, which reads forward from there."""
+        return names_in(content[content.rfind("\n__all__") + 1 :])
 
     def structure_once(path: str | Path) -> object:
-        """Return the structure of a folder, which is kept by its name; a file stands for its folder."""
-        place = Path(path)
-        return structure_of(str(place.parent if place.is_file() else place))
+        """Return the structure of a folder, which the library keeps by its argument: a path, its text, or that of ``__init__.py``."""
+        folder = Path(path)
+        return structure_of(str(folder.parent if folder.is_file() else folder))
 
-    found["fetch__all__"] = names_from_the_end
-    found["create_import_structure_from_path"] = structure_once
+    functions["fetch__all__"] = names_from_the_end
+    functions["create_import_structure_from_path"] = structure_once

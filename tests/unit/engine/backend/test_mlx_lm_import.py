@@ -68,34 +68,54 @@ def test_mlx_lm_can_be_imported_whole_after_its_tokenizers() -> None:
 
 @pytest.mark.long
 def test_transformers_has_the_names_that_it_finds_itself() -> None:
-    """Each name of each of its modules, with what it needs."""
+    """Each name has the module, and the libraries that it needs, of transformers' own search."""
     silent = "import os; os.environ['TRANSFORMERS_NO_ADVISORY_WARNINGS'] = '1'\n"
-    program = f"{silent}import transformers; print(sorted(map(repr, transformers._class_to_module.items())))"
+    program = (
+        f"{silent}import transformers\n"
+        "print(sorted(map(repr, transformers._class_to_module.items())))\n"
+        "print(sorted((name, *sorted(of)) for name, of in transformers._object_missing_backend.items()))"
+    )
     own = _output(program)
     assert len(own) > 100_000
     ours = "from machd.engine.backend.transformers_import import import_transformers as first"
     assert _output(f"{ours}\nfirst()\n{program}") == own
 
 
-def test_another_transformers_is_imported_as_it_is(tmp_path: Path) -> None:
-    """A version whose search for names needs its package, and one that has no such search."""
-    for name, utils, package in (
-        ("needing", "from .. import found", "found = 'needing'\nfrom .utils import import_utils\n"),
-        ("without", "", "from .utils import import_utils\nfound = 'without'\n"),
-    ):
-        folder = tmp_path / name / "transformers"
-        (folder / "utils").mkdir(parents=True)
-        (folder / "__init__.py").write_text(package)
-        (folder / "utils" / "__init__.py").write_text(utils)
-        (folder / "utils" / "import_utils.py").touch()
-        program = (
-            f"import sys; sys.path.insert(0, {str(tmp_path / name)!r})\n"
-            "from machd.engine.backend.transformers_import import import_transformers\n"
-            "import_transformers()\n"
-            "import transformers, transformers.utils.import_utils\n"
-            "print(transformers.found, transformers.utils.import_utils.__name__)"
-        )
-        assert _output(program) == f"{name} transformers.utils.import_utils\n"
+@pytest.mark.parametrize(
+    ("utils", "search", "package"),
+    [
+        ("from .. import found", "", "found = 1\nfrom .utils import import_utils"),
+        ("", "", "from .utils import import_utils\nfound = 1"),
+        (
+            "",
+            "def fetch__all__(): ...\ndef create_import_structure_from_path(a, b): return 1",
+            "from .utils.import_utils import *\nfound = create_import_structure_from_path(2, b=3)",
+        ),
+    ],
+    ids=["needs its package", "has none", "with other arguments"],
+)
+def test_a_version_with_another_search_is_imported_as_it_is(
+    utils: str, search: str, package: str, tmp_path: Path
+) -> None:
+    """Each of two threads that import it at once has all of it."""
+    folder = tmp_path / "transformers"
+    (folder / "utils").mkdir(parents=True)
+    (folder / "__init__.py").write_text(f"import time\ntime.sleep(0.05)\n{package}\n")
+    (folder / "utils" / "__init__.py").write_text(utils)
+    (folder / "utils" / "import_utils.py").write_text(search)
+    program = (
+        f"import sys, threading; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "from machd.engine.backend.transformers_import import import_transformers\n"
+        "def look():\n"
+        "    import_transformers()\n"
+        "    import transformers, transformers.utils.import_utils\n"
+        "    found.append((transformers.found, transformers.utils.import_utils.__name__))\n"
+        "found, threads = [], [threading.Thread(target=look) for _ in range(2)]\n"
+        "for one in threads: one.start()\n"
+        "for one in threads: one.join()\n"
+        "print(found)"
+    )
+    assert _output(program) == f"{[(1, 'transformers.utils.import_utils')] * 2}\n"
 
 
 def _output(program: str) -> str:
