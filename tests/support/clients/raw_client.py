@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import httpx
+import psutil
 
 from support.clocks.polling import CEILING_S
 
@@ -42,6 +43,7 @@ class RawClient:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket.settimeout(CEILING_S)
         self._socket.connect((target.host, target.port))
+        self._ends = self._socket.getpeername(), self._socket.getsockname()
         self.received = b""
 
     def __enter__(self) -> Self:
@@ -90,6 +92,12 @@ class RawClient:
             return not self.is_answered or self._socket.recv(1, socket.MSG_PEEK) != b""
         except ConnectionError:
             return False
+
+    @property
+    def is_held(self) -> bool:
+        """Return whether a daemon in this process still has the other end, whatever the client has read."""
+        held = psutil.Process().net_connections("tcp")
+        return any((one.laddr, one.raddr) == self._ends for one in held)
 
     def read_answer(self) -> RawAnswer:
         """Read one whole response, chunked or not."""
