@@ -199,7 +199,8 @@ def test_link_in_a_circle_is_refused(tmp_path: Path) -> None:
     path = _peft(tmp_path / "x")
     (path / "adapter_config.json").unlink()
     (path / "adapter_config.json").symlink_to("adapter_config.json")
-    with pytest.raises(AdapterError, match="link to itself"):
+    # Python 3.13 follows such a link to nothing.
+    with pytest.raises(AdapterError, match="link to itself|holds no adapter_config.json"):
         describe_adapter(path)
 
 
