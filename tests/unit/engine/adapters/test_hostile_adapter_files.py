@@ -200,7 +200,7 @@ def test_link_in_a_circle_is_refused(tmp_path: Path) -> None:
     (path / "adapter_config.json").unlink()
     (path / "adapter_config.json").symlink_to("adapter_config.json")
     # Python 3.13 follows such a link to nothing.
-    with pytest.raises(AdapterError, match="link to itself|holds no adapter_config.json"):
+    with pytest.raises(AdapterError, match=r"link to itself|holds no adapter_config"):
         describe_adapter(path)
 
 
