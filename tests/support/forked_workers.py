@@ -52,7 +52,7 @@ class Collected:
         self.warnings.append(told | {"nodeid": nodeid, "location": location})
 
     def pytest_internalerror(self, excrepr: object) -> None:
-        """Write it where it is seen: nobody reads this process's standard output."""
+        """Write the error to stderr; this process's standard output is read by nobody."""
         print(excrepr, file=sys.stderr)  # noqa: T201 - as pytest does
 
     @pytest.hookimpl(tryfirst=True)

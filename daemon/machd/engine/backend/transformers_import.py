@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 
 _lock = threading.Lock()
-"""Of the import: Python's own lock does not hold other threads back from a package that stands in."""
+"""Held during the import: Python's own lock does not make other threads wait for a module that was put in place by hand."""
 
 
 def import_transformers() -> None:
@@ -27,12 +27,11 @@ def import_transformers() -> None:
             return
         try:
             _import_patched()
-        except Exception:  # noqa: BLE001 - another version may do anything; what is really wrong is raised below
+        except Exception:  # noqa: BLE001 - of another version, or of a broken one, whose import raises it again
             for name in [one for one in sys.modules if one.partition(".")[0] == "transformers"]:
                 del sys.modules[name]
-            logging.getLogger(
-                "transformers"
-            ).handlers.clear()  # it adds one whenever it is imported
+            # Each import of it adds a handler, which would write a second line.
+            logging.getLogger("transformers").handlers.clear()
             importlib.import_module("transformers")
 
 
@@ -56,7 +55,7 @@ def _patch_search(module: ModuleType) -> None:
         return names_in(content[content.rfind("\n__all__") + 1 :])
 
     def structure_once(path: str | Path) -> object:
-        """Return the structure of a folder, which the library keeps by its argument: a path, its text, or that of ``__init__.py``."""
+        """Return a folder's structure by one name for each folder; the library's cache knows it by a path, its text or a file in it."""
         folder = Path(path)
         return structure_of(str(folder.parent if folder.is_file() else folder))
 
